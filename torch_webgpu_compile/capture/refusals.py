@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from ..symbolic.sizes import storage_span
 from .tracing import clean_dispatch
@@ -52,13 +53,17 @@ _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so
 # Of floats and whole numbers: 1 is a probability and a divisor, 0 an index. A call is refused if it
 # is with each.
 _CONTENTS = ((1, 0), (1, 1))
-# Operators that compare sizes with what tensors contain, or read what is beside them in memory.
-_BY_CONTENTS = frozenset(
+# Operators that compare sizes with what tensors contain, read what is beside them in memory, are
+# refused on "meta" where the CPU has a kernel, or are given results of another one that is not the
+# CPU's here.
+_NOT_ASKED = frozenset(
     {
-        *("segment_reduce", "repeat_interleave", "as_strided", "as_strided_"),
-        "_ctc_loss_backward",  # what it is given of the forward is not the CPU's
+        *("segment_reduce", "repeat_interleave", "as_strided", "as_strided_", "_grouped_mm"),
+        *("_ctc_loss", "_ctc_loss_backward"),
     }
 )
+# Kernels that take whole numbers on other devices.
+_TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
 # What the CPU has in the place of an operator for other devices.
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
@@ -105,7 +110,7 @@ def refusal(
             changed.
         sizes_fit: the call has been made on tensors without contents.
     """
-    if getattr(function, "__name__", "").partition(".")[0] in _BY_CONTENTS:
+    if getattr(function, "__name__", "").partition(".")[0] in _NOT_ASKED:
         return None
     try:
         call = _Call.of(INSTEAD.get(function, function), args, kwargs)
@@ -122,15 +127,15 @@ def refusal(
 
 
 def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
-    if not sizes_fit and (error := call.refused_without_contents()) is not None:
-        return error
     smaller = call.shrunk()
-    if smaller in _accepted:
-        return None
-    if smaller.refused() is None or smaller.refused_without_contents() is not None:
-        _accept(smaller)
-        return None
-    return call.refused(lazily=True)  # its sizes may fit where smaller ones do not
+    if sizes_fit or call.refused_without_contents() is None:
+        if smaller in _accepted:
+            return None
+        if smaller.refused() is None or smaller.refused_without_contents() is not None:
+            _accept(smaller)
+            return None
+    # Sizes may fit where smaller ones do not, and kernels may take what others do not.
+    return call.refused(lazily=True)
 
 
 _accepted: set[_Call] = set()
@@ -169,7 +174,7 @@ class _Call:
     @staticmethod
     def of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call:
         """Raises _UnknownError: nothing can stand for an argument."""
-        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        leaves, spec = tree_flatten((tuple(args), _with_empty_outs(function, args, kwargs)))
         storages: dict[int, int] = {}
         found = tuple(_stand_in(leaf, storages) for leaf in leaves)
         return _Call(function, found, spec, (torch.get_default_dtype(), *map(type, found)))
@@ -245,7 +250,22 @@ class _Call:
                 leaf = torch._C.Generator()
             values.append(leaf)
         args, kwargs = tree_unflatten(values, self.spec)
-        self.function(*args, **kwargs)
+        _quietly(lambda: self.function(*args, **kwargs))
+
+
+def _quietly(function: Callable[[], Any]) -> None:
+    """Calls a function whose warnings from C++ are given, and so ignored, before this returns.
+
+    PyTorch keeps them until the outermost of its functions that Python has called ends: an
+    operator on device tensors, as a rule, which is no longer within `warnings.catch_warnings`. But
+    ``apply_`` is also one of these functions.
+    """
+
+    def call(value: float) -> float:
+        function()
+        return value
+
+    torch.zeros(1).apply_(call)
 
 
 def _filled(likes: Sequence[_Like], real: int, whole: int) -> dict[_Like, Tensor]:
@@ -276,9 +296,9 @@ def _zeros(likes: Sequence[_Like]) -> dict[_Like, Tensor]:
 def _counts(error: Exception) -> bool:
     """Whether an error is about the call, rather than about what the CPU has kernels for."""
     text = str(error)
-    _, found, rest = text.partition(_NO_KERNEL)
+    kernel, found, rest = text.partition(_NO_KERNEL)
     if found:
-        return rest.partition("'")[0] in _INTEGERS
+        return not kernel.startswith(_TAKE_INTEGERS) and rest.partition("'")[0] in _INTEGERS
     # Python's bindings make tensors of numbers; an operator that is called by itself takes none.
     is_number = "Expected a value of type 'Tensor'" in text
     return not (is_number or isinstance(error, NotImplementedError))
@@ -296,6 +316,36 @@ class _Slice(NamedTuple):
     step: int | None
 
 
+def _with_empty_outs(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keywords with ``out=`` tensors that are resized without a warning, if they share nothing."""
+    found = dict(kwargs)
+    if not isinstance(function, OpOverload):
+        return found
+    outs = {argument.name for argument in function._schema.arguments if argument.is_out}
+    given = tree_leaves([args, [kwargs[name] for name in kwargs.keys() - outs]])
+    read = {x.untyped_storage()._cdata for x in given if _is_strided(x)}
+
+    def empty(out: Tensor) -> Tensor:
+        if not _is_strided(out) or out.untyped_storage()._cdata in read:
+            return out
+        return torch.empty(0, dtype=out.dtype, device="meta")
+
+    for name in outs & kwargs.keys():
+        found[name] = tree_map_only(Tensor, empty, kwargs[name])
+    return found
+
+
+def _is_strided(value: Any) -> bool:
+    functorch: Any = torch._C._functorch
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not functorch.is_functorch_wrapped_tensor(value)
+    )
+
+
 def _stand_in(leaf: Any, storages: dict[int, int]) -> Any:
     if isinstance(leaf, Tensor):
         return _like(leaf, storages)
@@ -311,8 +361,7 @@ def _stand_in(leaf: Any, storages: dict[int, int]) -> Any:
 
 
 def _like(tensor: Tensor, storages: dict[int, int]) -> _Like:
-    functorch: Any = torch._C._functorch
-    if tensor.layout is not torch.strided or functorch.is_functorch_wrapped_tensor(tensor):
+    if not _is_strided(tensor):
         raise _UnknownError
     storage = storages.setdefault(tensor.untyped_storage()._cdata, len(storages))
     offset = _number(tensor.storage_offset())
