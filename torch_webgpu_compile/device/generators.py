@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterable
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ from ..plan.seeds import WORD, seed_bytes
 from . import devices
 
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
+
+of_devices: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
+"""What ``torch.Generator(device="webgpu")`` made, by the address of PyTorch's part of it.
+
+Kernels get another Python object with the same part."""
 
 _lock = threading.Lock()
 _states: dict[int, tuple[int, int]] = {}
@@ -44,7 +50,7 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
         RuntimeError: the generator is for another device.
     """
     if generator is not None:
-        if generator.device.type != devices.NAME:
+        if generator._cdata not in of_devices:
             raise RuntimeError(
                 f"Expected a '{devices.NAME}' device type for generator but found "
                 f"'{generator.device.type}'"

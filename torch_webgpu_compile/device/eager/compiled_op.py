@@ -82,8 +82,8 @@ class Placement:
         """
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if op._schema.name in _INDEXES:
-            for index in tensors[1:]:
-                check_index_device(tensors[0], index)
+            for other in tensors[1:]:
+                check_index_device(tensors[0], other)
         places = {tensor.device for tensor in tensors if _has_place(op, tensor)}
         asked = {x for x in leaves if isinstance(x, torch.device) and x.type == devices.NAME}
         if len(places) > 1:

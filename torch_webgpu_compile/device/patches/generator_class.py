@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from .. import devices, generators
 
 _PyTorchs: Any = torch.Generator
 
@@ -45,6 +45,7 @@ class _OfDevice(_PyTorchs):  # type: ignore[misc]
     def __new__(cls, place: torch.device) -> _OfDevice:
         made: _OfDevice = super().__new__(cls)
         made._place = place
+        generators.of_devices[made._cdata] = made
         return made
 
     @property
