@@ -93,7 +93,7 @@ class _Asks(TorchDispatchMode):
 @pytest.mark.rotates(32)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_pytorch_takes_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All operators that PyTorch's samples consist of, as they are and with smaller sizes."""
+    """Functions, and the operators that they consist of, as they are and with smaller sizes."""
     info = OPERATORS[name]
     for dtype, most in itertools.product(DTYPES, (refusals._MOST_ELEMENTS, 0)):
         if dtype not in info.supported_dtypes("cpu"):
@@ -102,8 +102,10 @@ def test_what_pytorch_takes_is_not_refused(name: str, monkeypatch: pytest.Monkey
         torch.manual_seed(0)
         for sample in itertools.islice(info.sample_inputs("cpu", dtype), 4):
             asks = _Asks()
+            error = refusal(info.op, (sample.input, *sample.args), sample.kwargs)
             # Of a sample that PyTorch refuses, what it took before counts.
             with warnings.catch_warnings(), suppress(RuntimeError, IndexError), asks:
                 warnings.simplefilter("ignore")
                 info.op(sample.input, *sample.args, **sample.kwargs)
+                assert error is None, (dtype, most, error)
             assert not asks.refused, (dtype, most, asks.refused)

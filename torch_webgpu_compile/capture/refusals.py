@@ -47,16 +47,21 @@ def _attention(
     return attend(query, key, value, bias, dropout, is_causal, scale=scale, enable_gqa=grouped)
 
 
+_LinAlgError: type[Exception] = torch._C._LinAlgError  # type: ignore[attr-defined]
+
 _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
 _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
-# Of floats and whole numbers: 1 is a probability and a divisor, 0 an index. A call is refused if it
-# is with each.
+# Of floats and whole numbers. 1 is a probability; 0 is an index, which kernels may rely on, but no
+# divisor or pivot: where it is one, 1 decides.
 _CONTENTS = ((1, 0), (1, 1))
-# Operators that compare sizes with what tensors contain, read what is beside them in memory, or are
-# refused on "meta" where the CPU has a kernel.
+_NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to")
+# Operators that compare sizes with what tensors contain, or even rely on it; that read what is
+# beside them in memory; that are refused on "meta" where the CPU has a kernel.
 _NOT_ASKED = frozenset(
-    {"segment_reduce", "repeat_interleave", "as_strided", "as_strided_", "_grouped_mm"}
+    {"segment_reduce", "repeat_interleave", "ctc_loss", "_ctc_loss", "_ctc_loss_backward"}
+    | {"linalg_lu_factor", "linalg_ldl_factor", "_pack_padded_sequence"}
+    | {"as_strided", "as_strided_", "_grouped_mm"}
 )
 # Kernels that take whole numbers on other devices.
 _TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
@@ -215,7 +220,6 @@ class _Call:
         Args:
             lazily: tensors are large, and have no memory as long as nothing reads them.
         """
-        found: Exception | None = None
         for real, whole in _CONTENTS:
             try:
                 made = _zeros(self.likes) if lazily else _filled(self.likes, real, whole)
@@ -223,15 +227,14 @@ class _Call:
                 return None
             try:
                 self._run(made, "cpu")
-            except torch._C._LinAlgError:
+            except _LinAlgError:
                 return None
             except Exception as error:
-                if not _counts(error):
-                    return None
-                found = found or error
+                if whole or not any(text in str(error) for text in _NOT_ZERO):
+                    return error if _counts(error) else None
             else:
                 return None
-        return found
+        return None
 
     def _run(self, made: Mapping[_Like, Tensor], place: str) -> None:
         values = []

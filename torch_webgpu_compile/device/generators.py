@@ -50,7 +50,7 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
         RuntimeError: the generator is for another device.
     """
     if generator is not None:
-        if generator._cdata not in of_devices:
+        if generator._cdata not in of_devices:  # type: ignore[attr-defined]
             raise RuntimeError(
                 f"Expected a '{devices.NAME}' device type for generator but found "
                 f"'{generator.device.type}'"
