@@ -53,9 +53,9 @@ _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
 _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
 # Of floats and whole numbers. 1 is a probability; 0 is an index, which kernels may rely on, but no
-# divisor or pivot: where it is one, 1 decides.
+# divisor, pivot or count: where it is one, 1 decides.
 _CONTENTS = ((1, 0), (1, 1))
-_NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to")
+_NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0")
 # Operators that compare sizes with what tensors contain, or even rely on it; that read what is
 # beside them in memory; that are refused on "meta" where the CPU has a kernel.
 _NOT_ASKED = frozenset(
