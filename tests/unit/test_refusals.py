@@ -73,6 +73,18 @@ def test_numbers_of_other_types_are_other_calls() -> None:
     assert whole.tolist() == [1, 1, 1]
 
 
+def test_what_the_cpu_alone_cannot_do_is_not_refused() -> None:
+    """Dtypes of floats without a kernel, statistics in another dtype, histograms of integers."""
+    x, ones = torch.ones(2, 3, 4).bfloat16(), torch.ones(3)
+    saved = ones, torch.ones(3).bfloat16(), ones.bfloat16()
+    options = True, 0.1, [True, True, True]
+    error = refusal(
+        aten.native_batch_norm_backward.default, (x, x, *saved, *saved[:2], *options), {}
+    )
+    assert error is None
+    assert refusal(aten.histc.default, (torch.arange(4), 3, 0, 3), {}) is None
+
+
 class _Asks(TorchDispatchMode):
     """Asks of every operator whether it is refused, before it runs."""
 

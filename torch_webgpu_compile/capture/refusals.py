@@ -282,7 +282,7 @@ def _counts(error: Exception) -> bool:
     kernel, found, rest = str(error).partition(_NO_KERNEL)
     if found:
         return not kernel.startswith(_TAKE_INTEGERS) and rest.partition("'")[0] in _INTEGERS
-    return not isinstance(error, NotImplementedError)
+    return not isinstance(error, NotImplementedError) and "mixed dtype (CPU)" not in str(error)
 
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format)
