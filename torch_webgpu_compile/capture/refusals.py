@@ -47,20 +47,21 @@ def _attention(
     return attend(query, key, value, bias, dropout, is_causal, scale=scale, enable_gqa=grouped)
 
 
+_LinAlgError: type[Exception] = torch._C._LinAlgError  # type: ignore[attr-defined]
+
 _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
 _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
-# Of floats and whole numbers: 1 is a probability and a divisor, 0 an index. A call is refused if it
-# is with each.
+# Of floats and whole numbers. 1 is a probability; 0 is an index, which kernels may rely on, but no
+# divisor, pivot or count: where it is one, 1 decides.
 _CONTENTS = ((1, 0), (1, 1))
-# Operators that compare sizes with what tensors contain, read what is beside them in memory, are
-# refused on "meta" where the CPU has a kernel, or are given results of another one that is not the
-# CPU's here.
+_NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0")
+# Operators that compare sizes with what tensors contain, or even rely on it; that read what is
+# beside them in memory; that are refused on "meta" where the CPU has a kernel.
 _NOT_ASKED = frozenset(
-    {
-        *("segment_reduce", "repeat_interleave", "as_strided", "as_strided_", "_grouped_mm"),
-        *("_ctc_loss", "_ctc_loss_backward"),
-    }
+    {"segment_reduce", "repeat_interleave", "ctc_loss", "_ctc_loss", "_ctc_loss_backward"}
+    | {"linalg_lu_factor", "linalg_ldl_factor", "_pack_padded_sequence"}
+    | {"as_strided", "as_strided_", "_grouped_mm"}
 )
 # Kernels that take whole numbers on other devices.
 _TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
@@ -219,7 +220,6 @@ class _Call:
         Args:
             lazily: tensors are large, and have no memory as long as nothing reads them.
         """
-        found: Exception | None = None
         for real, whole in _CONTENTS:
             try:
                 made = _zeros(self.likes) if lazily else _filled(self.likes, real, whole)
@@ -227,15 +227,14 @@ class _Call:
                 return None
             try:
                 self._run(made, "cpu")
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            except _LinAlgError:
                 return None
             except Exception as error:
-                if not _counts(error):
-                    return None
-                found = found or error
+                if whole or not any(text in str(error) for text in _NOT_ZERO):
+                    return error if _counts(error) else None
             else:
                 return None
-        return found
+        return None
 
     def _run(self, made: Mapping[_Like, Tensor], place: str) -> None:
         values = []
@@ -300,8 +299,8 @@ def _counts(error: Exception) -> bool:
     if found:
         return not kernel.startswith(_TAKE_INTEGERS) and rest.partition("'")[0] in _INTEGERS
     # Python's bindings make tensors of numbers; an operator that is called by itself takes none.
-    is_number = "Expected a value of type 'Tensor'" in text
-    return not (is_number or isinstance(error, NotImplementedError))
+    of_cpu_alone = "Expected a value of type 'Tensor'" in text or "mixed dtype (CPU)" in text
+    return not (of_cpu_alone or isinstance(error, NotImplementedError))
 
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format)

@@ -35,6 +35,11 @@ __all__ = [
 
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
 
+of_devices: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
+"""What ``torch.Generator(device="webgpu")`` made, by the address of PyTorch's part of it.
+
+Kernels get another Python object with the same part."""
+
 _lock = threading.Lock()
 _states: dict[int, tuple[int, int]] = {}
 _default_seed: int | None = None
@@ -61,7 +66,7 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
     """
     default = _defaults.get(generator._cdata) if generator is not None else index  # type: ignore[attr-defined]
     if default is None:
-        if generator._cdata not in _of_devices:  # type: ignore[union-attr]
+        if generator._cdata not in of_devices:  # type: ignore[union-attr]
             raise RuntimeError(
                 f"Expected a '{devices.NAME}' device type for generator but found 'cpu'"
             )
@@ -148,14 +153,8 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 
 _Generator: Any = torch._C.Generator
-# PyTorch hands kernels another object for the same C++ generator: `draw_seeds` looks for addresses.
-_defaults: dict[int, int] = {}  # devices by the addresses of their default generators
-_of_devices: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
-
-
-def mark_for_device(generator: torch.Generator) -> None:
-    """Says of a new generator on the host that its numbers are for a device."""
-    _of_devices[generator._cdata] = generator  # type: ignore[attr-defined]
+# Devices by the addresses of PyTorch's part of their default generators.
+_defaults: dict[int, int] = {}
 
 
 class _DefaultGenerator(_Generator):  # type: ignore[misc]

@@ -45,7 +45,7 @@ class _OfDevice(_PyTorchs):  # type: ignore[misc]
     def __new__(cls, place: torch.device) -> _OfDevice:
         made: _OfDevice = super().__new__(cls)
         made._place = place
-        generators.mark_for_device(made)
+        generators.of_devices[made._cdata] = made
         return made
 
     @property
