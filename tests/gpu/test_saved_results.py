@@ -141,6 +141,8 @@ def results(function: Callable[..., Any], arguments: tuple[Any, ...], device: st
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name: str) -> None:
     function, arguments = PROGRAMS[name]
+    if name == "aminmax" and torch.__version__ < (2, 12):
+        pytest.skip("PyTorch has no derivative of it there")
     expected = results(function, arguments, "cpu")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*has no WebGPU kernel")

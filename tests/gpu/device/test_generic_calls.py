@@ -12,7 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_webgpu_compile
 
+needs_copies = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there PyTorch's own copies between devices are CUDA's"
+)
 
+
+@needs_copies
 @pytest.mark.filterwarnings("ignore:PyTorch is not compiled with NCCL")
 @pytest.mark.parametrize("indices", [["webgpu:0"], [0, 1]])
 def test_data_parallel(indices, fresh):
@@ -31,6 +36,7 @@ def test_data_parallel(indices, fresh):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
 
 
+@needs_copies
 def test_copies_between_devices():
     comm = nn.parallel.comm
     x = torch.arange(10.0).view(5, 2)
