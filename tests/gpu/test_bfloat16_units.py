@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.exponents import check, factors
-from tests.providers import target_for_units
+from tests.providers import require_float16, target_for_units
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.codegen.kernels import contraction
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
@@ -98,6 +98,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 def test_missed_elements_in_groups(
     name: str, dynamic: bool, has_shifts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require_float16()
     if name == "a pair":
         use(SEVERAL, monkeypatch)
     torch.manual_seed(0)

@@ -52,10 +52,11 @@ _LinAlgError: type[Exception] = torch._C._LinAlgError  # type: ignore[attr-defin
 _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
 _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
-# Of floats and whole numbers. 1 is a probability; 0 is an index, which kernels may rely on, but no
+_MOST_LARGE_WORK = 1 << 24  # of other calls, after sizes were made smaller
+# Floats are 1, a probability. Whole numbers are 0, an index, which kernels may rely on, but no
 # divisor, pivot or count: where it is one, 1 decides.
-_CONTENTS = ((1, 0), (1, 1))
 _NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0")
+_OF_MASK = "shape mismatch: value tensor of shape"  # what a mask chooses may have it
 # Operators that compare sizes with what tensors contain, or even rely on it; that read what is
 # beside them in memory; that are refused on "meta" where the CPU has a kernel.
 _NOT_ASKED = frozenset(
@@ -63,12 +64,18 @@ _NOT_ASKED = frozenset(
     | {"linalg_lu_factor", "linalg_ldl_factor", "_pack_padded_sequence"}
     | {"as_strided", "as_strided_", "_grouped_mm"}
 )
+# Parts of the names of kernels that end the process where sizes, or contents, are not what they
+# expect.
+_UNCHECKED = ("pack", "quant", "fbgemm", "_scaled_mm", "jagged", "nested", "mkldnn")
 # Kernels that take whole numbers on other devices.
 _TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
 # What the CPU has in the place of an operator for other devices.
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
 }
+# What is said of a number in a tensor's place, of which Python's bindings make a tensor; of dtypes
+# that other devices mix; of the host's memory.
+_OF_CPU_ALONE = ("Expected a value of type 'Tensor'", "mixed dtype (CPU)", "can't allocate memory")
 # What the CPU alone has no kernel for: a type of floats. Others have no meaning there.
 _NO_KERNEL = "not implemented for '"
 _INTEGERS = frozenset({"Bool", "Byte", "Char", "Short", "Int", "Long"})
@@ -88,8 +95,10 @@ class _Like:
     def span(self) -> int:
         return storage_span(self.sizes, self.strides)
 
-    def content(self, real: int, whole: int) -> int:
-        return real if self.dtype.is_floating_point or self.dtype.is_complex else whole
+    def content(self, whole: int, truth: bool) -> int:
+        if self.dtype is torch.bool:
+            return truth
+        return 1 if self.dtype.is_floating_point or self.dtype.is_complex else whole
 
 
 class _UnknownError(Exception):
@@ -111,7 +120,8 @@ def refusal(
             changed.
         sizes_fit: the call has been made on tensors without contents.
     """
-    if getattr(function, "__name__", "").partition(".")[0] in _NOT_ASKED:
+    name = getattr(function, "__name__", "").partition(".")[0]
+    if name in _NOT_ASKED or any(part in name for part in _UNCHECKED):
         return None
     try:
         call = _Call.of(INSTEAD.get(function, function), args, kwargs)
@@ -129,6 +139,8 @@ def refusal(
 
 def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
     smaller = call.shrunk()
+    if smaller.work > _MOST_LARGE_WORK:
+        return None
     if sizes_fit or call.refused_without_contents() is None:
         if smaller in _accepted:
             return None
@@ -187,10 +199,17 @@ class _Call:
     @property
     def is_small(self) -> bool:
         """Whether the call may be made as it is."""
-        likes = self.likes
-        elements = sum(max(math.prod(like.sizes), like.span) for like in likes)
+        return self.elements <= _MOST_ELEMENTS and self.work <= _MOST_WORK
+
+    @property
+    def elements(self) -> int:
+        return sum(max(math.prod(like.sizes), like.span) for like in self.likes)
+
+    @property
+    def work(self) -> int:
+        """At most: numbers may be sizes of results."""
         numbers = math.prod(abs(k) or 1 for k in self.leaves if type(k) is int)
-        return elements <= _MOST_ELEMENTS and max(1, elements) * numbers <= _MOST_WORK
+        return max(1, self.elements) * numbers
 
     def shrunk(self) -> _Call:
         """The call with small sizes, and small numbers where they are sizes."""
@@ -220,20 +239,27 @@ class _Call:
         Args:
             lazily: tensors are large, and have no memory as long as nothing reads them.
         """
-        for real, whole in _CONTENTS:
-            try:
-                made = _zeros(self.likes) if lazily else _filled(self.likes, real, whole)
-            except Exception:  # a dtype that holds no numbers, or too much memory
+        error = self._error(0, False, lazily)
+        if error is not None and any(text in str(error) for text in _NOT_ZERO):
+            error = self._error(1, False, lazily)
+        if error is not None and any(like.dtype is torch.bool for like in self.likes):
+            error = self._error(0, True, lazily)  # masks that choose nothing, and assertions
+            if _OF_MASK in str(error):
                 return None
-            try:
-                self._run(made, "cpu")
-            except _LinAlgError:
-                return None
-            except Exception as error:
-                if whole or not any(text in str(error) for text in _NOT_ZERO):
-                    return error if _counts(error) else None
-            else:
-                return None
+        return error
+
+    def _error(self, whole: int, truth: bool, lazily: bool) -> Exception | None:
+        """What the CPU raises about tensors of such numbers (zeros, ``lazily``) and bools."""
+        try:
+            made = _lazy(self.likes, truth) if lazily else _filled(self.likes, whole, truth)
+        except Exception:  # a dtype that holds no numbers, or too much memory
+            return None
+        try:
+            self._run(made, "cpu")
+        except _LinAlgError:
+            return None
+        except Exception as error:
+            return error if _counts(error) else None
         return None
 
     def _run(self, made: Mapping[_Like, Tensor], place: str) -> None:
@@ -267,11 +293,11 @@ def _quietly(function: Callable[[], Any]) -> None:
     torch.zeros(1).apply_(call)
 
 
-def _filled(likes: Sequence[_Like], real: int, whole: int) -> dict[_Like, Tensor]:
+def _filled(likes: Sequence[_Like], whole: int, truth: bool) -> dict[_Like, Tensor]:
     """Tensors with the same contents everywhere, which share memory as the arguments do."""
     made: dict[_Like, Tensor] = {}
     for like in dict.fromkeys(likes):
-        content = like.content(real, whole)
+        content = like.content(whole, truth)
         near = [k for k in likes if (k.storage, k.dtype) == (like.storage, like.dtype)]
         first = min(k.offset for k in near)
         last = max(k.offset + k.span for k in near)
@@ -283,11 +309,12 @@ def _filled(likes: Sequence[_Like], real: int, whole: int) -> dict[_Like, Tensor
     return made
 
 
-def _zeros(likes: Sequence[_Like]) -> dict[_Like, Tensor]:
-    """Zeros that have no memory before they are read, on most systems."""
+def _lazy(likes: Sequence[_Like], truth: bool) -> dict[_Like, Tensor]:
+    """Zeros that have no memory before they are read, on most systems; bools are ``truth``."""
     made: dict[_Like, Tensor] = {}
     for like in likes:
-        memory = torch.from_numpy(np.zeros(max(like.span, 1) * like.dtype.itemsize, np.uint8))
+        make = np.ones if truth and like.dtype is torch.bool else np.zeros
+        memory = torch.from_numpy(make(max(like.span, 1) * like.dtype.itemsize, np.uint8))
         made[like] = memory.view(like.dtype).as_strided(like.sizes, like.strides)
     return made
 
@@ -298,8 +325,7 @@ def _counts(error: Exception) -> bool:
     kernel, found, rest = text.partition(_NO_KERNEL)
     if found:
         return not kernel.startswith(_TAKE_INTEGERS) and rest.partition("'")[0] in _INTEGERS
-    # Python's bindings make tensors of numbers; an operator that is called by itself takes none.
-    of_cpu_alone = "Expected a value of type 'Tensor'" in text or "mixed dtype (CPU)" in text
+    of_cpu_alone = any(part in text for part in _OF_CPU_ALONE)
     return not (of_cpu_alone or isinstance(error, NotImplementedError))
 
 
