@@ -18,6 +18,7 @@ from runtime_plans import (
     read,
 )
 
+from tests.interrupts import count_places, interrupt
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Kernel
@@ -45,6 +46,21 @@ def test_equal_kernels_are_compiled_once(device: Device) -> None:
     assert device.kernels_compiled == before + 1
     assert len({id(pipeline) for pipeline in pipelines}) == 1
     assert device.compile_seconds > 0
+
+
+def test_interrupted_compilations_end_so(device: Device) -> None:
+    """Dawn's callback swallowed Ctrl-C, and a pipeline that was none ended the process."""
+    cache = PipelineCache(device.backend, checked=False, threads=1)
+    kernel = fresh_kernel()
+
+    def compile_anew() -> None:
+        cache.compile(replace(kernel, wgsl=f"{kernel.wgsl}{RNG.integers(1 << 40)}"))
+
+    compile_anew()
+    count = count_places(compile_anew)
+    places = {interrupt(compile_anew, at) for at in range(1, count, max(1, count // 60))}
+    assert {place.partition(":")[0] for place in places} >= {"native.py", "pipelines.py"}, places
+    assert cache.compile(kernel).handle
 
 
 def test_pipelines_die_with_their_users(device: Device) -> None:

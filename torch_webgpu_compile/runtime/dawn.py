@@ -127,6 +127,10 @@ class _Reports:
         text = _text(self._ffi, message)
         self.of_threads[threading.get_ident()] = kinds.get(kind, "Unknown"), text
 
+    def on_interrupt(self, _kind: Any, error: BaseException, _traceback: Any) -> None:
+        """What a signal's handler raises in `on_error` has no other way out."""
+        self.of_threads[threading.get_ident()] = "Internal", f"{error!r} while Dawn told an error"
+
     def on_loss(self, _device: Any, _reason: int, message: Any, *_: Any) -> None:
         """Dawn's callback for the loss or the end of the device."""
         self.losses.append(_text(self._ffi, message))
@@ -148,7 +152,9 @@ def open_library(
     desc.requiredLimits = all_limits
     toggles, keep = _toggles(ffi, lib, checked)
     desc.nextInChain = ffi.cast("WGPUChainedStruct *", toggles)
-    on_error = ffi.callback("WGPUUncapturedErrorCallback", reports.on_error)
+    on_error = ffi.callback(
+        "WGPUUncapturedErrorCallback", reports.on_error, onerror=reports.on_interrupt
+    )
     on_loss = ffi.callback("WGPUDeviceLostCallback", reports.on_loss)
     desc.uncapturedErrorCallbackInfo.callback = on_error
     desc.deviceLostCallbackInfo.callback = on_loss
@@ -289,25 +295,24 @@ class Dawn:
 
         The call that makes one itself ends the process if another thread destroys the device.
         """
-        ffi, made = self.ffi, list[Handle]()
-
-        @ffi.callback("WGPUCreateComputePipelineAsyncCallback")  # type: ignore[untyped-decorator]
-        def on_pipeline(status: int, pipeline: Handle, message: Any, *_: Any) -> None:
-            made.append(pipeline)
-            if status != self.lib.WGPUCreatePipelineAsyncStatus_Success:
-                self._reports.of_threads[own] = "Validation", _text(ffi, message)
-
-        own = threading.get_ident()
+        ffi, lib = self.ffi, self.lib
+        # With two arguments the callback can be C code, in which Ctrl-C does not get lost
+        # (signals.py).
+        ended: dict[int, Handle] = {}
+        on_pipeline = ffi.callback("void(int, void *)", ended.__setitem__)
         callback = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
-        callback.mode = self.lib.WGPUCallbackMode_WaitAnyOnly
-        callback.callback = on_pipeline
-        future = self.lib.wgpuDeviceCreateComputePipelineAsync(self.device, descriptor, callback[0])
+        callback.mode = lib.WGPUCallbackMode_WaitAnyOnly
+        callback.callback = ffi.cast("WGPUCreateComputePipelineAsyncCallback", on_pipeline)
+        future = lib.wgpuDeviceCreateComputePipelineAsync(self.device, descriptor, callback[0])
         try:
-            _wait_any(ffi, self.lib, self._instance, future)
+            _wait_any(ffi, lib, self._instance, future)
         except BaseException:
             _kept.append(on_pipeline)  # it may still be called
             raise
-        return made[0] if made else ffi.NULL
+        made = ended.get(lib.WGPUCreatePipelineAsyncStatus_Success)
+        if made is None:  # this call reports why to `_Reports`
+            return lib.wgpuDeviceCreateComputePipeline(self.device, descriptor)
+        return ffi.cast("WGPUComputePipeline", made)
 
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""

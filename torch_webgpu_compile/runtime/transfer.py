@@ -40,11 +40,16 @@ _SMALLEST = 64 << 10
 def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
     """(address, nbytes, the object to keep alive) of a buffer-protocol object or (address, nbytes).
 
+    At address 0 there are zeros: PyTorch has tensors of zeros that have no memory.
+
     Raises:
         ValueError: the object is not contiguous, or not writable when it must be.
     """
     if isinstance(source, tuple):
-        return int(source[0]), int(source[1]), None
+        address, nbytes = int(source[0]), int(source[1])
+        if address or not nbytes:
+            return address, nbytes, None
+        source = np.zeros(nbytes, np.uint8)
     view = memoryview(source)
     if not view.c_contiguous:
         raise ValueError("host memory must be contiguous")

@@ -105,3 +105,16 @@ def test_one_graph_for_other_lengths_and_ragged_sizes_as_results() -> None:
         assert size == given.shape[1] == flat.shape[1]
         assert_close(doubled.values().cpu(), torch.cat(rows) * 2)
         assert_close(flat.values().cpu(), torch.cat(rows).flatten(1))
+
+
+def test_the_strided_layout_is_refused_where_one_is_made() -> None:
+    """Autograd asks such tensors for their sizes where an exception ends the process."""
+    rows = [torch.ones(2, 3, device="webgpu", requires_grad=True) for _ in range(2)]
+    makers: tuple[Callable[[], Any], ...] = (
+        lambda: torch.nested.as_nested_tensor(rows),
+        lambda: torch.nested.as_nested_tensor(torch.stack(rows)),
+        lambda: torch.nested.nested_tensor([row.detach() for row in rows], device="webgpu"),
+    )
+    for make in makers:
+        with pytest.raises(NotImplementedError, match=r"torch\.jagged"):
+            make()

@@ -130,6 +130,20 @@ def refuse_nested(op: OpOverload, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(_refusal(str(op)))
 
 
+def refuse_strided(*_: Any, **__: Any) -> Any:
+    """No tensor of this layout is made whose every use would fail: what makes one of others.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(_refusal("torch.nested"))
+
+
+def _of_metadata(op: OpOverload) -> Callable[[Tensor], Tensor]:
+    """What PyTorch also calls where an exception ends the process."""
+    return lambda nested: op.redispatch(_NESTED_ON_CPU, nested)
+
+
 def _refusal(what: str) -> str:
     return (
         f"{what}: nested tensors of the strided layout have no kernels on webgpu beyond those of "
@@ -142,8 +156,13 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_native_multi_head_attention": multi_head_attention,
     "_nested_tensor_from_mask": nested_from_mask,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
+    "_nested_tensor_from_tensor_list": refuse_strided,
+    "_nested_view_from_buffer": refuse_strided,
 }
 _NESTED_KERNELS: dict[str, Callable[..., Any]] = {
+    "_nested_tensor_size": _of_metadata(aten._nested_tensor_size.default),
+    "_nested_tensor_strides": _of_metadata(aten._nested_tensor_strides.default),
+    "_nested_tensor_storage_offsets": _of_metadata(aten._nested_tensor_storage_offsets.default),
     "_transformer_encoder_layer_fwd": encoder_layer_of_nested,
     "to_padded_tensor": padded_of_nested,
 }
