@@ -70,7 +70,10 @@ _NOT_ASKED = frozenset(
 _UNCHECKED = ("backward", "pack", "quant", "fbgemm", "nested", "mkldnn", "2d_aa")
 _INTERNAL = ("_", "native_")
 _PUBLIC = ("__", "_foreach_")
-_CHECKED = frozenset({"native_dropout", "_cdist_forward"})  # internal, but nothing checks before
+# These check what nothing does before.
+_CHECKED = frozenset(
+    {"native_dropout", "_cdist_forward", "_scaled_dot_product_flash_attention_for_cpu"}
+)
 _STRUCTURED = "CompositeExplicitAutogradNonFunctional"  # which PyTorch gives these alone
 # Kernels that take whole numbers on other devices.
 _TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
