@@ -120,7 +120,7 @@ def test_kernels_that_need_not_check_are_not_asked(
     [
         (torch.diag_embed, (torch.zeros(5, 5), 10_000)),
         (F.conv2d, (torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 3, 3), None, 1, 2_000)),
-        (torch.eye, (20_000,)),
+        (torch.Tensor.new_ones, (torch.zeros(1), (5_000, 5_000))),
     ],
     ids=["diagonal", "padding", "sizes alone"],
 )

@@ -63,7 +63,7 @@ _OF_MASK = "shape mismatch: value tensor of shape"  # what a mask chooses may ha
 # beside them in memory, or a file.
 _NOT_ASKED = frozenset(
     {"segment_reduce", "repeat_interleave", "ctc_loss", "linalg_lu_factor", "linalg_ldl_factor"}
-    | {"as_strided", "as_strided_", "from_file"}
+    | {"embedding_bag", "as_strided", "as_strided_", "from_file"}
 )
 # Parts of the names of kernels that end the process where sizes, or contents, are not what they
 # expect.
@@ -72,7 +72,9 @@ _INTERNAL = ("_", "native_")
 _PUBLIC = ("__", "_foreach_")
 # These check what nothing does before.
 _CHECKED = frozenset(
-    {"native_dropout", "_cdist_forward", "_scaled_dot_product_flash_attention_for_cpu"}
+    {"native_dropout", "native_layer_norm", "native_group_norm", "_cdist_forward"}
+    | {"_adaptive_avg_pool2d", "_adaptive_avg_pool3d"}
+    | {"_scaled_dot_product_flash_attention_for_cpu"}
 )
 _STRUCTURED = "CompositeExplicitAutogradNonFunctional"  # which PyTorch gives these alone
 # Kernels that take whole numbers on other devices.

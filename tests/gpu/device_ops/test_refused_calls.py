@@ -50,6 +50,9 @@ HERE = {
     "padding beyond the size": (F.pad, R(1, 1, 4), (4, 4), "reflect"),
     "a histogram of nothing": (torch.histc, R(4), 3, 2, 1),
     "dropout of whole numbers": (F.dropout, Z(3, dtype=INTS)),
+    "a weight of another size": (F.layer_norm, R(2, 4), (4,), R(5)),
+    "a pool of five dimensions": (F.adaptive_avg_pool2d, R(1, 1, 8, 4, 3), (5, 3)),
+    "distances of whole numbers": (torch.cdist, Z(2, 3, dtype=INTS), R(2, 3)),
     "a large bias of three dimensions": (torch.addmm, R(1, 64, 50), R(64, 30), R(30, 50)),
 }
 
