@@ -256,3 +256,26 @@ def test_an_optimizer_that_needs_a_step_is_refused():
         captured(step, torch.randn(5, 6))
     step(torch.randn(5, 6))
     captured(step, torch.randn(5, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda x, y: F.linear(x.long(), y), RuntimeError),
+        (lambda x, y: torch.softmax(x, 2), IndexError),
+        (lambda x, y: torch.index_add(x, 0, torch.tensor([0, 1]), y.half()), RuntimeError),
+        (lambda x, y: F.cross_entropy(x, y[:, 0].int()), RuntimeError),
+        (
+            lambda x, y: F.scaled_dot_product_attention(x[None, None], y[None, None, :, 1:], y),
+            RuntimeError,
+        ),
+    ],
+    ids=["dtypes", "dimension", "rows", "classes", "widths"],
+)
+def test_what_pytorch_refuses_is_not_exported(function, error):
+    x = torch.ones(2, 3)
+    with pytest.raises(error):
+        function(x, x)
+    with pytest.raises(error) as raised:
+        captured(function, x, x)
+    assert not isinstance(raised.value, UnsupportedOp)

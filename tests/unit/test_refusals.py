@@ -85,6 +85,51 @@ def test_what_the_cpu_alone_cannot_do_is_not_refused() -> None:
     assert refusal(aten.histc.default, (torch.arange(4), 3, 0, 3), {}) is None
 
 
+@torch.library.custom_op("refusals_test::noting", mutates_args=())
+def noting(x: Tensor) -> Tensor:
+    """One of a user."""
+    return x.clone()
+
+
+TWO, THREE = torch.zeros(2, 3), torch.zeros(3)
+NOT_ASKED = {
+    "of a user": (torch.ops.refusals_test.noting.default, TWO),
+    "of another namespace": (torch.ops.prims.add.default, TWO, TWO),
+    "of a backward pass": (aten.reflection_pad1d_backward.default, TWO, THREE, [1, 1]),
+    "called by PyTorch alone": (aten._fft_r2c.default, TWO, [9], 0, True),
+    "called by PyTorch alone, as a function": (
+        *(torch.native_batch_norm, TWO, torch.zeros(9), THREE, THREE, THREE),
+        *(True, 0.1, 1e-5),
+    ),
+    "reading a file": (aten.from_file.default, "stand-in", True, 4),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ASKED)
+def test_kernels_that_need_not_check_are_not_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read and write beyond what is made up for them, or do something that lasts."""
+    function, *args = NOT_ASKED[name]
+    monkeypatch.setattr(refusals._Call, "refused", lambda *_, **__: pytest.fail("it is asked"))
+    assert refusal(function, args, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.diag_embed, (torch.zeros(5, 5), 10_000)),
+        (F.conv2d, (torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 3, 3), None, 1, 2_000)),
+        (torch.Tensor.new_ones, (torch.zeros(1), (5_000, 5_000))),
+    ],
+    ids=["diagonal", "padding", "sizes alone"],
+)
+def test_numbers_may_be_sizes(function: Any, args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a result that takes more memory than a question is worth."""
+    monkeypatch.setattr(refusals._Call, "_error", lambda *_: pytest.fail("it is computed"))
+    assert refusal(function, args, {}) is None
+
+
 class _Asks(TorchDispatchMode):
     """Asks of every operator whether it is refused, before it runs."""
 

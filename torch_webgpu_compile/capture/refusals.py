@@ -52,21 +52,31 @@ _LinAlgError: type[Exception] = torch._C._LinAlgError  # type: ignore[attr-defin
 _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
 _MOST_WORK = 1 << 18  # the same times all numbers: what a kernel may do with so many
-_MOST_LARGE_WORK = 1 << 24  # of other calls, after sizes were made smaller
+_MARGIN = _MOST_ELEMENTS  # elements beside a stand-in that are its own, where kernels look too far
+_MOST_LARGE_WORK = 1 << 22  # of other calls, after sizes were made smaller
+_LARGE_NUMBER = 64  # whose square or cube may be the size of a result
 # Floats are 1, a probability. Whole numbers are 0, an index, which kernels may rely on, but no
 # divisor, pivot or count: where it is one, 1 decides.
 _NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0")
 _OF_MASK = "shape mismatch: value tensor of shape"  # what a mask chooses may have it
 # Operators that compare sizes with what tensors contain, or even rely on it; that read what is
-# beside them in memory; that are refused on "meta" where the CPU has a kernel.
+# beside them in memory, or a file.
 _NOT_ASKED = frozenset(
-    {"segment_reduce", "repeat_interleave", "ctc_loss", "_ctc_loss", "_ctc_loss_backward"}
-    | {"linalg_lu_factor", "linalg_ldl_factor", "_pack_padded_sequence"}
-    | {"as_strided", "as_strided_", "_grouped_mm"}
+    {"segment_reduce", "repeat_interleave", "ctc_loss", "linalg_lu_factor", "linalg_ldl_factor"}
+    | {"embedding_bag", "as_strided", "as_strided_", "from_file"}
 )
 # Parts of the names of kernels that end the process where sizes, or contents, are not what they
 # expect.
-_UNCHECKED = ("pack", "quant", "fbgemm", "_scaled_mm", "jagged", "nested", "mkldnn")
+_UNCHECKED = ("backward", "pack", "quant", "fbgemm", "nested", "mkldnn", "2d_aa")
+_INTERNAL = ("_", "native_")
+_PUBLIC = ("__", "_foreach_")
+# These check what nothing does before.
+_CHECKED = frozenset(
+    {"native_dropout", "native_layer_norm", "native_group_norm", "_cdist_forward"}
+    | {"_adaptive_avg_pool2d", "_adaptive_avg_pool3d"}
+    | {"_scaled_dot_product_flash_attention_for_cpu"}
+)
+_STRUCTURED = "CompositeExplicitAutogradNonFunctional"  # which PyTorch gives these alone
 # Kernels that take whole numbers on other devices.
 _TAKE_INTEGERS = ('"abs', '"histogram', '"trace')
 # What the CPU has in the place of an operator for other devices.
@@ -120,8 +130,7 @@ def refusal(
             changed.
         sizes_fit: the call has been made on tensors without contents.
     """
-    name = getattr(function, "__name__", "").partition(".")[0]
-    if name in _NOT_ASKED or any(part in name for part in _UNCHECKED):
+    if not _is_asked(function):
         return None
     try:
         call = _Call.of(INSTEAD.get(function, function), args, kwargs)
@@ -135,6 +144,32 @@ def refusal(
     if error is None:
         _accept(call)
     return error
+
+
+@cache
+def _is_asked(function: Callable[..., Any]) -> bool:
+    """Whether the CPU's kernels check what they are given, whatever that is.
+
+    Those of operators that only PyTorch itself calls rely on who called them, unless a structured
+    kernel checks the same for all devices.
+    """
+    if function in INSTEAD:
+        return True
+    is_operator = isinstance(function, OpOverload)
+    if is_operator and function.namespace != "aten":
+        return False
+    name = getattr(function, "__name__", "").partition(".")[0]
+    if name in _NOT_ASKED or any(part in name for part in _UNCHECKED):
+        return False
+    is_internal = name.startswith(_INTERNAL) and not name.startswith(_PUBLIC)
+    return not is_internal or name in _CHECKED or (is_operator and _is_structured(function))
+
+
+def _is_structured(op: OpOverload) -> bool:
+    packet = op.overloadpacket
+    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+    names = (f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas)
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, _STRUCTURED) for name in names)
 
 
 def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
@@ -219,19 +254,37 @@ class _Call:
         leaves = tuple(_shrunk(leaf, smaller, storages) for leaf in self.leaves)
         return replace(self, leaves=leaves)
 
+    @property
+    def is_affordable(self) -> bool:
+        """Whether the results are not much larger than the arguments; True if nothing tells.
+
+        ``work`` bounds results that grow with a number, not with its square.
+        """
+        if all(abs(k) <= _LARGE_NUMBER for k in self.leaves if type(k) is int):
+            return True
+        try:
+            results = self._without_contents()
+        except Exception:
+            return True
+        found = (leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
+        return sum(result.numel() for result in found) <= _MOST_LARGE_WORK + self.elements
+
     def refused_without_contents(self) -> Exception | None:
         """What PyTorch raises about tensors on "meta"; not that it cannot make the call there."""
-        made = {
-            like: torch.empty_strided(like.sizes, like.strides, dtype=like.dtype, device="meta")
-            for like in self.likes
-        }
         try:
-            self._run(made, "meta")
+            self._without_contents()
         except NotImplementedError:
             return None
         except Exception as error:
             return None if "meta tensor" in str(error) else error
         return None
+
+    def _without_contents(self) -> Any:
+        made = {
+            like: torch.empty_strided(like.sizes, like.strides, dtype=like.dtype, device="meta")
+            for like in self.likes
+        }
+        return self._run(made, "meta")
 
     def refused(self, *, lazily: bool = False) -> Exception | None:
         """What the CPU raises.
@@ -239,6 +292,8 @@ class _Call:
         Args:
             lazily: tensors are large, and have no memory as long as nothing reads them.
         """
+        if not self.is_affordable:
+            return None
         error = self._error(0, False, lazily)
         if error is not None and any(text in str(error) for text in _NOT_ZERO):
             error = self._error(1, False, lazily)
@@ -262,7 +317,7 @@ class _Call:
             return error if _counts(error) else None
         return None
 
-    def _run(self, made: Mapping[_Like, Tensor], place: str) -> None:
+    def _run(self, made: Mapping[_Like, Tensor], place: str) -> Any:
         values = []
         for leaf in self.leaves:
             if type(leaf) is _Like:
@@ -275,10 +330,10 @@ class _Call:
                 leaf = torch._C.Generator()
             values.append(leaf)
         args, kwargs = tree_unflatten(values, self.spec)
-        _quietly(lambda: self.function(*args, **kwargs))
+        return _quietly(lambda: self.function(*args, **kwargs))
 
 
-def _quietly(function: Callable[[], Any]) -> None:
+def _quietly(function: Callable[[], Any]) -> Any:
     """Calls a function whose warnings from C++ are given, and so ignored, before this returns.
 
     PyTorch keeps them until the outermost of its functions that Python has called ends: an
@@ -286,11 +341,14 @@ def _quietly(function: Callable[[], Any]) -> None:
     ``apply_`` is also one of these functions.
     """
 
+    results = []
+
     def call(value: float) -> float:
-        function()
+        results.append(function())
         return value
 
     torch.zeros(1).apply_(call)
+    return results[0]
 
 
 def _filled(likes: Sequence[_Like], whole: int, truth: bool) -> dict[_Like, Tensor]:
@@ -302,10 +360,11 @@ def _filled(likes: Sequence[_Like], whole: int, truth: bool) -> dict[_Like, Tens
         first = min(k.offset for k in near)
         last = max(k.offset + k.span for k in near)
         if like is near[0] or last - first > _MOST_ELEMENTS:
-            memory = torch.full((max(last - first, 1),), content, dtype=like.dtype)
+            memory = torch.full((last - first + 2 * _MARGIN,), content, dtype=like.dtype)
         else:
             memory = made[near[0]]
-        made[like] = torch.as_strided(memory, like.sizes, like.strides, like.offset - first)
+        start = _MARGIN + like.offset - first
+        made[like] = torch.as_strided(memory, like.sizes, like.strides, start)
     return made
 
 
@@ -314,8 +373,9 @@ def _lazy(likes: Sequence[_Like], truth: bool) -> dict[_Like, Tensor]:
     made: dict[_Like, Tensor] = {}
     for like in likes:
         make = np.ones if truth and like.dtype is torch.bool else np.zeros
-        memory = torch.from_numpy(make(max(like.span, 1) * like.dtype.itemsize, np.uint8))
-        made[like] = memory.view(like.dtype).as_strided(like.sizes, like.strides)
+        nbytes = (like.span + 2 * _MARGIN) * like.dtype.itemsize
+        memory = torch.from_numpy(make(nbytes, np.uint8)).view(like.dtype)
+        made[like] = memory.as_strided(like.sizes, like.strides, _MARGIN)
     return made
 
 

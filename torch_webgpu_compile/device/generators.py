@@ -12,14 +12,14 @@ import os
 import struct
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ..plan.seeds import WORD, seed_bytes
-from . import devices
+from . import devices, generator_devices
 
 __all__ = [
     "get_rng_state",
@@ -34,11 +34,6 @@ __all__ = [
 ]
 
 _STATE = struct.Struct("<Qq")  # seed, offset: the layout of a CUDA generator's state
-
-of_devices: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
-"""What ``torch.Generator(device="webgpu")`` made, by the address of PyTorch's part of it.
-
-Kernels get another Python object with the same part."""
 
 _lock = threading.Lock()
 _states: dict[int, tuple[int, int]] = {}
@@ -64,17 +59,16 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
     Raises:
         RuntimeError: the generator is for another device.
     """
-    default = _defaults.get(generator._cdata) if generator is not None else index  # type: ignore[attr-defined]
-    if default is None:
-        if generator._cdata not in of_devices:  # type: ignore[union-attr]
-            raise RuntimeError(
-                f"Expected a '{devices.NAME}' device type for generator but found 'cpu'"
-            )
-        numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
-        return numbers.random_(generator=generator)
+    place = index
+    if generator is not None:
+        known = _of_device(generator)
+        if not isinstance(known, _DefaultGenerator):
+            numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
+            return numbers.random_(generator=known.on_host())
+        place = known.device.index
     with _lock:
-        seed, offset = _state_of(default)
-        _states[default] = seed, offset + count
+        seed, offset = _state_of(place)
+        _states[place] = seed, offset + count
     data = bytearray(seed_bytes(seed, offset, count))
     return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
 
@@ -153,24 +147,74 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 
 _Generator: Any = torch._C.Generator
-# Devices by the addresses of PyTorch's part of their default generators.
-_defaults: dict[int, int] = {}
 
 
-class _DefaultGenerator(_Generator):  # type: ignore[misc]
-    """The generator of a device as an object: its state is that of the functions above."""
+class DeviceGenerator(_Generator):  # type: ignore[misc]
+    """What ``torch.Generator(device="webgpu")`` makes: the numbers are those of one on the host."""
 
-    _index: int
+    _place: torch.device
+    _host: Any
 
-    def __new__(cls, index: int) -> _DefaultGenerator:
-        made: _DefaultGenerator = super().__new__(cls)
-        made._index = index
-        _defaults[made._cdata] = index
+    def __new__(cls, place: torch.device) -> Self:
+        made: Self = super().__new__(cls)
+        made._place = place
+        made._host = _Generator() if generator_devices.move(made, place) else made
+        _made[made._cdata] = made
         return made
 
     @property
     def device(self) -> torch.device:
-        return devices.torch_device(self._index)
+        return self._place
+
+    def on_host(self) -> torch.Generator:
+        """What gives an operator on the host the generator's numbers."""
+        host: torch.Generator = self._host
+        return host
+
+    def get_state(self) -> Tensor:
+        state: Tensor = _Generator.get_state(self._host)
+        return state
+
+    def set_state(self, new_state: Tensor) -> Self:
+        _Generator.set_state(self._host, new_state)
+        return self
+
+    def manual_seed(self, seed: int) -> Self:
+        _Generator.manual_seed(self._host, seed)
+        return self
+
+    def seed(self) -> int:
+        return int(_Generator.seed(self._host))
+
+    def initial_seed(self) -> int:
+        return int(_Generator.initial_seed(self._host))
+
+    def clone_state(self) -> torch.Generator:
+        return DeviceGenerator(self._place).set_state(self.get_state())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, _, state = _Generator.__reduce__(self._host)
+        return torch.Generator, (self.device,), state
+
+    def __setstate__(self, state: Any) -> None:
+        _Generator.__setstate__(self._host, state)
+
+
+_made: WeakValueDictionary[int, DeviceGenerator] = WeakValueDictionary()
+"""By the address of its part in C++."""
+
+
+class _DefaultGenerator(DeviceGenerator):
+    """The generator of a device as an object: its state is that of the functions above."""
+
+    @property
+    def _index(self) -> int:
+        index: int = self._place.index
+        return index
+
+    def on_host(self) -> torch.Generator:
+        drawn = draw_seeds(self._index, 1).view(torch.int64)
+        return torch.Generator().manual_seed(int(drawn))
 
     def get_state(self) -> Tensor:
         return get_rng_state(self._index)
@@ -215,7 +259,28 @@ class _DefaultGenerator(_Generator):  # type: ignore[misc]
 
 @functools.cache
 def _default_generator(index: int) -> _DefaultGenerator:
-    return _DefaultGenerator(index)
+    return _DefaultGenerator(devices.torch_device(index))
+
+
+def _of_device(generator: Any) -> DeviceGenerator:
+    """The object that was made for a device; kernels get another one with its part in C++.
+
+    Raises:
+        RuntimeError: the generator is for another device.
+    """
+    known = _made.get(generator._cdata)
+    if known is None:
+        raise RuntimeError(f"Expected a '{devices.NAME}' device type for generator but found 'cpu'")
+    return known
+
+
+def on_host(generator: torch.Generator) -> torch.Generator:
+    """What gives an operator on the host the numbers of a device's generator.
+
+    Raises:
+        RuntimeError: the generator is for another device.
+    """
+    return _of_device(generator).on_host()
 
 
 def default_generators() -> tuple[torch.Generator, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.gpu.device.processes import run
 from torch_webgpu_compile import counters
+from torch_webgpu_compile.device import generator_devices
+from torch_webgpu_compile.device.eager.host import run_on_host
 from torch_webgpu_compile.device.generators import draw_seeds
 
 pytestmark = pytest.mark.rotates(9)
@@ -182,6 +185,36 @@ def test_generators_on_the_device() -> None:
     assert numbers() == numbers(copied) == second
     assert copied.device == generator.device
     assert torch.equal(webgpu.get_rng_state(), before)
+
+
+def test_generators_of_another_device_are_refused() -> None:
+    """By kernels of either device; operators that run on the host take the device's."""
+    generator = torch.Generator("webgpu").manual_seed(1)
+    state, numbers = generator.get_state(), torch.full((4,), 0.5)
+    for given in (generator, generator.clone_state(), *webgpu.default_generators):
+        for draw_with in (torch.bernoulli, torch.poisson, Tensor.normal_):
+            with pytest.raises(RuntimeError, match=r"'cpu' device type .* but found 'webgpu'"):
+                draw_with(numbers, generator=given)
+        drawn = run_on_host(
+            torch.ops.aten.poisson.default, (numbers.to("webgpu"),), {"generator": given}
+        )
+        assert drawn.device == generator.device
+    with pytest.raises(RuntimeError, match=r"'webgpu' device type .* but found 'cpu'"):
+        torch.poisson(numbers.to("webgpu"), generator=torch.Generator())
+    assert torch.equal(numbers, torch.full((4,), 0.5))
+    assert not torch.equal(generator.get_state(), state)
+
+
+def test_where_a_generator_cannot_be_moved_it_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = torch.rand(4, device="webgpu", generator=torch.Generator("webgpu").manual_seed(1))
+    monkeypatch.setattr(generator_devices, "_offset", lambda: None)
+    generator = torch.Generator("webgpu").manual_seed(1)
+    copied = copy.deepcopy(generator)
+    for given in (generator, copied, pickle.loads(pickle.dumps(copied.manual_seed(1)))):
+        assert given.device == torch.device("webgpu:0")
+        assert torch.equal(torch.rand(4, device="webgpu", generator=given), expected)
 
 
 def test_other_generators_are_those_of_pytorch() -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.refused_calls import EXCEPTIONS, RefusedCall, calls_by_name, difference, raised
+from tests.refused_calls import (
+    EXCEPTIONS,
+    RefusedCall,
+    calls_by_name,
+    difference,
+    moved,
+    raised,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated operators
 
@@ -40,6 +50,9 @@ HERE = {
     "padding beyond the size": (F.pad, R(1, 1, 4), (4, 4), "reflect"),
     "a histogram of nothing": (torch.histc, R(4), 3, 2, 1),
     "dropout of whole numbers": (F.dropout, Z(3, dtype=INTS)),
+    "a weight of another size": (F.layer_norm, R(2, 4), (4,), R(5)),
+    "a pool of five dimensions": (F.adaptive_avg_pool2d, R(1, 1, 8, 4, 3), (5, 3)),
+    "distances of whole numbers": (torch.cdist, Z(2, 3, dtype=INTS), R(2, 3)),
     "a large bias of three dimensions": (torch.addmm, R(1, 64, 50), R(64, 30), R(30, 50)),
 }
 
@@ -81,6 +94,32 @@ def test_eager_calls(name: str) -> None:
 def test_compiled_calls(name: str, device: bool) -> None:
     """Dynamo's graphs are made of tensors without contents, which are refused as seldom."""
     assert difference(_here(name), compile=True, device=device) == ""
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
+@pytest.mark.parametrize("name", HERE)
+def test_compiled_calls_under_autocast(name: str, outside: bool) -> None:
+    """What autocast makes of the arguments is refused, or taken."""
+    function, *args = HERE[name]
+
+    def region(device: str) -> Any:
+        return torch.autocast(device, torch.bfloat16)
+
+    def inside(*values: Any) -> Any:
+        with region("webgpu"):
+            return function(*values)
+
+    def plain(*values: Any) -> Any:
+        return function(*values)
+
+    torch._dynamo.reset()
+    with region("cpu"):
+        expected = raised(function, (tuple(args), {}))
+    compiled = torch.compile(plain if outside else inside, backend="webgpu", fullgraph=True)
+    with region("webgpu") if outside else nullcontext():
+        found = raised(compiled, moved((tuple(args), {})))
+    assert (found is None) == (expected is None), found or expected
 
 
 def test_a_refused_call_changes_nothing() -> None:

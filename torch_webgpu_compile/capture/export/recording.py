@@ -38,6 +38,7 @@ from ...captured import user_source
 from ...errors import UnsupportedOp
 from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
+from ..refusals import refusal
 from ..tracing import Recorder
 from .functions import PythonFunctions
 from .inputs import ExportInputs
@@ -100,6 +101,9 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
             return self.higher_order(func, args, kwargs or {})
         if func not in _LITERALS:
             args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs or {}))
+        error = refusal(func, args, kwargs or {})
+        if error is not None:
+            raise error
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except _VALUES_NEEDED as error:

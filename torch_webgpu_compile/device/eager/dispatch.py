@@ -36,15 +36,6 @@ _MAX_NUMBERS = 256
 _INF = float("inf")
 _UNKNOWN = object()
 
-# Reductions that have no result for no elements.
-_NEED_ELEMENTS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin"),
-        *("median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"),
-    )
-)
-
 PLAIN_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _PROPERTIES = (
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
@@ -157,18 +148,6 @@ def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
         yield any(map(is_lazy, tensors)) and tuple(map(is_lazy, tensors))
 
 
-def _reduces_nothing(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> bool:
-    """Whether a reduction that needs elements has none for a result (or none that is known)."""
-    if op._schema.name not in _NEED_ELEMENTS or arguments[0].numel():
-        return False
-    names = [argument.name for argument in op._schema.arguments]
-    dims = {**dict(zip(names, arguments, strict=False)), **keywords}.get("dim")
-    dims = [dims] if isinstance(dims, int) else dims or []
-    sizes = arguments[0].shape
-    inside = all(-len(sizes) <= dim < len(sizes) for dim in dims)
-    return not (dims and inside and all(sizes[dim] for dim in dims))
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
     """A call that is not compiled yet: an operator, its arguments, and what `_describe` made."""
@@ -194,8 +173,6 @@ def _first_time(call: _Call) -> Any:
         outputs.check_sizes(op, arguments, keywords)
     written = aliasing.written_by(op, arguments, keywords)
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)), written)
-    if _reduces_nothing(op, arguments, keywords):
-        return call.on_host()  # an error, or NaN
     try:
         refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
         if refused:

@@ -15,6 +15,7 @@ from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
 from .. import devices
+from ..generators import on_host
 from ..tensors import sparse
 from ..tensors.aliasing import by_schema, may_overlap_itself
 from ..tensors.copying import from_host, is_here, to_host, write_on_host
@@ -139,6 +140,8 @@ class _Moved:
             return copy
         if isinstance(value, torch.device) and value.type == devices.NAME:
             return _CPU
+        if isinstance(value, torch._C.Generator):
+            return on_host(value)
         if isinstance(value, Tensor):
             self._originals[id(value)] = value
         return value

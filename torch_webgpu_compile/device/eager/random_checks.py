@@ -7,7 +7,7 @@ to be told what is wrong, or to be warned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -33,33 +33,6 @@ def _check(op: OpOverload, *arguments: Any, **keywords: Any) -> None:
     op(*values, **keywords)
 
 
-@cache
-def _largest(dtype: torch.dtype) -> float:
-    """The largest number that a dtype holds; NaN unless it is a float type."""
-    return torch.finfo(dtype).max if dtype.is_floating_point else float("nan")
-
-
-def _is_range(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> bool:
-    largest = _largest(dtype)
-    return -largest <= low <= high <= largest and high - low <= largest
-
-
-def _is_probability(_: torch.dtype, p: float = 0.5) -> bool:
-    return 0.0 <= p <= 1.0
-
-
-def _is_deviation(_: torch.dtype, std: float = 1.0) -> bool:
-    return std >= 0.0
-
-
-def _with_floats(
-    op: OpOverload, is_valid: Callable[..., bool], tensor: Tensor, *numbers: float, **keywords: Any
-) -> Any:
-    if not is_valid(tensor.dtype, *numbers):
-        _check(op, tensor.dtype, *numbers)
-    return run(op, tensor, *numbers, **keywords)
-
-
 def _with_integers(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
     _check(op, tensor.dtype, *bounds)
     return run(op, tensor, *bounds, **keywords)
@@ -81,9 +54,6 @@ def _like(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
 _random: OpOverload = getattr(aten.random_, "from")
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "uniform_": partial(_with_floats, aten.uniform_.default, _is_range),
-    "bernoulli_.float": partial(_with_floats, aten.bernoulli_.float, _is_probability),
-    "normal.Tensor_float": partial(_with_floats, aten.normal.Tensor_float, _is_deviation),
     "random_.from": partial(_with_integers, _random),
     "random_.to": partial(_with_integers, aten.random_.to),
     **{

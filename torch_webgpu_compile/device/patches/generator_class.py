@@ -5,7 +5,7 @@ devices is PyTorch's, and what is an instance of the one is an instance of the o
 
 Why: PyTorch asks a PrivateUse1 backend for an object that only C++ can provide. A generator on the
 host serves, as kernels take a seed of it for each call (`generators.draw_seeds`); it says that it
-is on the device, which is what programs ask.
+is on the device, which is what programs ask, and PyTorch's kernels for the CPU.
 
 Until: a PrivateUse1 backend in Python can provide generators.
 """
@@ -28,33 +28,13 @@ class _Kind(type(_PyTorchs)):  # type: ignore[misc]
         place = torch.device("cpu" if device is None else device)
         if place.type != devices.NAME:
             return _PyTorchs(place, *rest, **keywords)
-        return _OfDevice(devices.torch_device(devices.resolve_index(place)))
+        return generators.DeviceGenerator(devices.torch_device(devices.resolve_index(place)))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _PyTorchs)
 
     def __subclasscheck__(cls, subclass: Any) -> bool:
         return issubclass(subclass, _PyTorchs)
-
-
-class _OfDevice(_PyTorchs):  # type: ignore[misc]
-    """A generator on the host whose numbers are for a device."""
-
-    _place: torch.device
-
-    def __new__(cls, place: torch.device) -> _OfDevice:
-        made: _OfDevice = super().__new__(cls)
-        made._place = place
-        generators.of_devices[made._cdata] = made
-        return made
-
-    @property
-    def device(self) -> torch.device:
-        return self._place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        _, _, state = super().__reduce__()
-        return torch.Generator, (self.device,), state
 
 
 def install() -> None:

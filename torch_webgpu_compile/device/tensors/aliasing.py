@@ -24,14 +24,6 @@ _REPEATS_WITH_WARNING = frozenset(
     {"aten::masked_fill_", "aten::index_put_", "aten::_index_put_impl_"}
 )
 
-# Operators that read after they have written: their arguments may not be in memory that they write
-# (ATen: ``assert_no_overlap``), but for ``self`` of those that change a part of it.
-_JOINING = ("cat", "gather", "index_select", "take", "linalg_cross", "kthvalue")
-_CHANGING = ("index_add", "index_copy", "index_reduce", "scatter", "scatter_add", "scatter_reduce")
-_APART = {f"aten::{name}": "" for name in _JOINING}
-_APART |= {f"aten::{name}": "self" for name in _CHANGING}
-_APART |= {f"aten::{name}_": "self" for name in _CHANGING}
-
 _INTERNAL = (
     "unsupported operation: more than one element of the written-to tensor refers to a single "
     "memory location. Please clone() the tensor before performing the operation."
@@ -78,12 +70,8 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
             repeats = True
         if tensor.is_conj() or tensor.is_neg():
             return "a changed argument is lazily conjugated or negated"
-    but_for = _APART.get(name)
-    for tensor, other, argument in pairs:
-        if but_for is None or argument == but_for:
-            check_overlap(tensor, other)
-        else:
-            check_apart(tensor, other)
+    for tensor, other in pairs:
+        check_overlap(tensor, other)
     if repeats:
         return "a changed argument overlaps itself"
     for position, tensor in enumerate(written):
@@ -153,23 +141,19 @@ def check_overlap(written: Tensor, read: Tensor) -> None:
 
 def _split(
     op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]
-) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, str]]]:
-    """The tensors that change, and the pairs of one with another that must not overlap in part.
-
-    With the name of the argument that the other one is in.
-    """
+) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The tensors that change, and the pairs of one with another that must not overlap in part."""
     written: list[Tensor] = []
-    read: list[tuple[Tensor, str]] = []
+    read: list[Tensor] = []
     lists = False
-    values = by_schema(op, arguments, keywords)
-    for (value, is_written), schema in zip(values, op._schema.arguments, strict=True):
+    for value, is_written in by_schema(op, arguments, keywords):
         lists |= is_written and isinstance(value, (list, tuple))
         if is_written:
             written += _on_device(value)
         else:
-            read += [(tensor, schema.name) for tensor in _on_device(value)]
+            read += _on_device(value)
     # Operators on lists work on one entry after the other.
-    return written, [] if lists else [(a, *b) for a in written for b in read]
+    return written, [] if lists else [(a, b) for a in written for b in read]
 
 
 def by_schema(
