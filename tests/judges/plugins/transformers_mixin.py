@@ -1,7 +1,8 @@
 """A pytest plugin: transformers' ``tests`` as a package, as far as its source package has them.
 
 The package on the registry has the mixins, but neither the tests of generation nor of exporters,
-which they import names of.
+which they import names of. Attention's implementations are compared at 1e-7, float16's too, where
+the mixin does not know the device: here at what other accelerators have.
 """
 
 from __future__ import annotations
@@ -30,3 +31,11 @@ for _name, _mixin in _MISSING.items():
     if not (_tests / _folder / f"{_file}.py").exists():
         _supply(f"tests.{_folder}", _tests / _folder)
         setattr(_supply(_name, _tests / _folder), _mixin, type(_mixin, (), {}))
+
+_NAMED = '["hpu", "npu", "tpu"]'
+_path = _tests / "test_modeling_common.py"
+_common = ModuleType("tests.test_modeling_common")
+_common.__dict__.update(__package__="tests", __file__=str(_path))
+sys.modules[_common.__name__] = _common
+_text = _path.read_text().replace(_NAMED, f'{_NAMED[:-1]}, "webgpu"]')
+exec(compile(_text, _path, "exec"), _common.__dict__)
