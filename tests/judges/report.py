@@ -105,9 +105,8 @@ def page(results: Path) -> str:
         "",
         "A random share of each suite, run on the CPU, and what passed there on the device",
         "`webgpu`. Made by `python -m tests.judges`; do not edit. What is skipped on the device is",
-        "not counted as compared; what the CPU skips in suites that ask for an accelerator, and the",
-        f"device does not, is. PyTorch {torch.__version__.partition('+')[0]},"
-        f" Python {platform.python_version()}.",
+        "not counted as compared; what the CPU alone skips, as it is no accelerator, is.",
+        f"PyTorch {torch.__version__.partition('+')[0]}, Python {platform.python_version()}.",
     ]
     found: Counter[Cause] = Counter()
     for key, suite in SUITES.items():

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 import transformers
-from tests.test_modeling_common import (  # type: ignore[import-not-found]
-    ModelTesterMixin,
-    ids_tensor,
-)
 from transformers.testing_utils import torch_device
+
+from tests import test_modeling_common as common  # type: ignore[attr-defined]
 
 _VOCABULARY = 99
 _SMALL = {
@@ -31,31 +29,45 @@ _SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_GPT2 = {
-    **{"vocab_size": _VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
-}
 _VISION = {
-    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"intermediate_size": 37, "image_size": 30, "patch_size": 2},
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "image_size": 30,
+    "patch_size": 2,
 }
 _STAGES = {"hidden_sizes": [10, 20, 30, 40], "depths": [1, 1, 2, 1], "image_size": 32}
 _MAMBA = {
-    **{"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 _EXPERTS = {
-    **{"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-    **{"num_experts": 4, "num_experts_per_tok": 2},
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
 }
 _T5 = {
-    **{"vocab_size": _VOCABULARY, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 37},
-    **{"d_kv": 8, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    "vocab_size": _VOCABULARY,
+    "d_model": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "d_ff": 37,
+    "d_kv": 8,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
 }
 
 
 def _ids() -> dict[str, torch.Tensor]:
-    return {"input_ids": ids_tensor([3, 7], _VOCABULARY)}
+    return {"input_ids": common.ids_tensor([3, 7], _VOCABULARY)}
 
 
 def _text() -> dict[str, torch.Tensor]:
@@ -64,7 +76,7 @@ def _text() -> dict[str, torch.Tensor]:
 
 
 def _both_texts() -> dict[str, torch.Tensor]:
-    return {**_text(), "decoder_input_ids": ids_tensor([3, 7], _VOCABULARY)}
+    return {**_text(), "decoder_input_ids": common.ids_tensor([3, 7], _VOCABULARY)}
 
 
 def _image(size: int = 30) -> dict[str, torch.Tensor]:
@@ -87,7 +99,7 @@ _GROUPED = {**_SMALL, "num_key_value_heads": 2}
 _CASES = {
     "Llama": _Case((*_DECODER, "ForSequenceClassification"), _GROUPED),
     "Bert": _Case(("Model", "ForMaskedLM", "ForSequenceClassification"), _SMALL),
-    "GPT2": _Case(("Model", "LMHeadModel"), _GPT2),
+    "GPT2": _Case(("Model", "LMHeadModel"), _SMALL),
     "ViT": _Case(("Model", "ForImageClassification"), _VISION, _image),
     "Qwen2Moe": _Case(_DECODER, {**_GROUPED, **_EXPERTS}),
     "Gemma2": _Case(_DECODER, {**_GROUPED, "head_dim": 8, "sliding_window": 8}),
@@ -126,9 +138,8 @@ def _class(name: str, case: _Case) -> type:
         "is_encoder_decoder": case.is_encoder_decoder,
         "__module__": __name__,
     }
-    return type(f"Test{name}", (ModelTesterMixin, unittest.TestCase), members)
+    return type(f"Test{name}", (common.ModelTesterMixin, unittest.TestCase), members)
 
 
 for _name, _case in _CASES.items():
     globals()[f"Test{_name}"] = _class(_name, _case)
-del ModelTesterMixin  # pytest would collect it
