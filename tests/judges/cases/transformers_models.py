@@ -76,7 +76,7 @@ def _text() -> dict[str, torch.Tensor]:
 
 
 def _both_texts() -> dict[str, torch.Tensor]:
-    return {**_text(), "decoder_input_ids": common.ids_tensor([3, 7], _VOCABULARY)}
+    return {**_text(), **{f"decoder_{name}": value for name, value in _text().items()}}
 
 
 def _image(size: int = 30) -> dict[str, torch.Tensor]:
