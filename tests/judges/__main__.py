@@ -55,7 +55,7 @@ def _run(given: argparse.Namespace) -> None:
     share = running.Share(count, given.seed, given.limit, given.minutes * 60, given.match)
     rows = report.causes()
     for file in given.files or suite.files:
-        if not (given.folder / file).exists():
+        if not running.source_of(given.folder, file).exists():
             print(f"{file}: not there", flush=True)
             continue
         if given.again:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .running import End, load, path_of
+from .running import End, is_wanted, load, path_of
 from .suites import SUITES
 
 CAUSES = Path(__file__).parent / "causes.toml"
@@ -71,12 +71,13 @@ def judge(results: Path, suite: str, file: str) -> Judged | None:
     if not reference.ends:
         return None
     passed = {name for name, end in reference.ends.items() if end.is_right}
+    wanted = {name for name, end in reference.ends.items() if is_wanted(SUITES[suite], end)}
     ends = load(path_of(results, suite, file, "subject")).ends
-    both = sum(ends[name].is_right for name in passed if name in ends)
+    both = sum(ends[name].is_right for name in wanted if name in ends)
     failed = {
         name: end
         for name, end in ends.items()
-        if name in passed and not end.is_right and end.outcome != "skipped"
+        if name in wanted and not end.is_right and end.outcome != "skipped"
     }
     return Judged(file, reference.total, len(reference.ends), len(passed), both, failed)
 
@@ -104,8 +105,8 @@ def page(results: Path) -> str:
         "",
         "A random share of each suite, run on the CPU, and what passed there on the device",
         "`webgpu`. Made by `python -m tests.judges`; do not edit. What is skipped on the device is",
-        f"not counted as compared. PyTorch {torch.__version__.partition('+')[0]},"
-        f" Python {platform.python_version()}.",
+        "not counted as compared; what the CPU alone skips, as it is no accelerator, is.",
+        f"PyTorch {torch.__version__.partition('+')[0]}, Python {platform.python_version()}.",
     ]
     found: Counter[Cause] = Counter()
     for key, suite in SUITES.items():

@@ -17,6 +17,8 @@ from typing import Any
 from .suites import Side, Suite
 
 PLUGINS = Path(__file__).parent / "plugins"
+CASES = Path(__file__).parent / "cases"
+"""Tests of this project's own that a suite's checks are run with."""
 PASSED = frozenset({"passed", "expected failure"})
 
 
@@ -85,6 +87,16 @@ def load(path: Path) -> Results:
     return Results(ends, total)
 
 
+def is_wanted(suite: Suite, end: End) -> bool:
+    """Whether a test that ended so on the CPU has to pass on the device."""
+    return end.is_right or (suite.skipped_too and end.outcome == "skipped")
+
+
+def source_of(folder: Path, file: str) -> Path:
+    """Where a file of a suite is."""
+    return next((path for path in (folder / file, CASES / file) if path.exists()), folder / file)
+
+
 def forget(path: Path, names: set[str]) -> None:
     """Removes these tests from what a run has written."""
     if path.exists():
@@ -100,7 +112,7 @@ def run_file(folder: Path, results: Path, key: str, suite: Suite, file: str, sha
     subject = path_of(results, key, file, "subject")
     reference.parent.mkdir(parents=True, exist_ok=True)
     _run_side(folder, suite, suite.reference, file, share, reference, None)
-    passed = [name for name, end in load(reference).ends.items() if end.is_right]
+    passed = [name for name, end in load(reference).ends.items() if is_wanted(suite, end)]
     if passed:
         _run_side(folder, suite, suite.subject, file, share, subject, passed)
 
@@ -145,9 +157,13 @@ def _start(
     """Runs pytest in a process group of its own and waits for it, a little longer than it may."""
     log, written = results.with_suffix(".log"), results.with_suffix(".task.json")
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--maxfail=1000000"]
-    command += ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors"]  # a file needs a package that is not there
+    source = source_of(folder, file).absolute()
+    root = CASES if source.parent == CASES else folder
+    command += ["-c", os.devnull, "--rootdir", str(root), "--confcutdir", str(root)]
+    command += ["-p", "no:cacheprovider"]
     command += ["-p", "share", *(part for name in suite.plugins for part in ("-p", name))]
-    command += [*([] if suite.conftest else ["--noconftest"]), *side.arguments, file]
+    command += [*([] if suite.conftest else ["--noconftest"]), *side.arguments, str(source)]
     paths = [str(PLUGINS), str(folder), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,

@@ -27,6 +27,8 @@ class Suite:
     plugins: tuple[str, ...] = ()
     conftest: bool = False
     """Whether the suite's own conftest.py is loaded."""
+    skipped_too: bool = False
+    """Whether what the CPU skips, as it is no accelerator, is run on the device."""
 
 
 def _only(device: str) -> Side:
@@ -53,6 +55,14 @@ _DEVICE_GENERIC = (
     *("nn/test_parametrization.py", "nn/test_pooling.py", "nn/test_pruning.py"),
     *("functorch/test_vmap.py", "functorch/test_ops.py", "functorch/test_eager_transforms.py"),
     *("functorch/test_aotdispatch.py", "functorch/test_control_flow.py"),
+)
+
+# transformers runs some tests in a process of their own, by a path that it does not find.
+_IN_ONE_PROCESS = {"_INSIDE_SUB_PROCESS": "1"}
+
+_METRICS = (
+    *("regression", "classification", "text", "image", "audio", "nominal", "clustering"),
+    *("retrieval", "segmentation", "shape", "pairwise", "wrappers", "bases"),
 )
 
 SUITES = {
@@ -91,14 +101,39 @@ SUITES = {
     ),
     "diffusers": Suite(
         "diffusers' fast tests",
-        ("tests/models", "tests/pipelines", "tests/schedulers"),
+        ("tests/models", "tests/pipelines", "tests/schedulers", "tests/hooks", "tests/lora"),
         Side({"DIFFUSERS_TEST_DEVICE": "cpu"}),
         Side({"DIFFUSERS_TEST_DEVICE": "webgpu"}),
         conftest=True,
+        skipped_too=True,
+    ),
+    "transformers": Suite(
+        "transformers' tests of all models",
+        ("transformers_models.py",),
+        Side({"TRANSFORMERS_TEST_DEVICE": "cpu", **_IN_ONE_PROCESS}),
+        Side({"TRANSFORMERS_TEST_DEVICE": "webgpu", **_IN_ONE_PROCESS}),
+        plugins=("transformers_mixin",),
+        skipped_too=True,
+    ),
+    "accelerate": Suite(
+        "accelerate's tests",
+        ("tests",),
+        Side({"JUDGE_DEVICE": "cpu", "ACCELERATE_TORCH_DEVICE": "cpu"}),
+        Side({"JUDGE_DEVICE": "webgpu"}),
+        plugins=("hugging_face_device",),
+        skipped_too=True,
+    ),
+    "peft": Suite(
+        "peft's tests",
+        ("tests",),
+        Side({"JUDGE_DEVICE": "cpu"}),
+        Side({"JUDGE_DEVICE": "webgpu"}),
+        plugins=("hugging_face_device",),
+        skipped_too=True,
     ),
     "torchmetrics": Suite(
         "torchmetrics' tests",
-        ("tests/unittests",),
+        tuple(f"tests/unittests/{folder}" for folder in _METRICS),
         Side({"JUDGE_DEVICE": "cpu"}),
         Side({"JUDGE_DEVICE": "webgpu"}),
         plugins=("named_device",),

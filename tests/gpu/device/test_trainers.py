@@ -190,7 +190,7 @@ def test_the_device_of_a_pipeline():
     assert made[0]("a b", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("a b")
 
 
-def test_device_maps_of_accelerate(tmp_path):
+def test_device_maps_of_accelerate(tmp_path, monkeypatch):
     import accelerate
     from accelerate.utils import get_max_memory
 
@@ -201,8 +201,10 @@ def test_device_maps_of_accelerate(tmp_path):
     assert {0, 1} <= set(get_max_memory())
     divided = accelerate.infer_auto_device_map(made(), {0: "0.6KB", "cpu": "1GiB"})
     assert list(divided.values()) == [0, "cpu", "cpu"]
-    with pytest.raises(RuntimeError, match="webgpu:7 does not exist"):
-        get_max_memory({7: "1GiB"})
+    warned = []
+    monkeypatch.setattr(accelerate.utils.modeling.logger, "warning", warned.append)
+    assert get_max_memory({7: "1GiB"}) == {7: 1 << 30}
+    assert "Device 7 is not available" in warned[0]
     x = torch.randn(2, 8)
     expected = made()(x)
     torch.save(made().state_dict(), tmp_path / "model.bin")

@@ -88,13 +88,15 @@ def test_plain_attention_on_request_has_a_second_derivative():
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8), (1, 2, 5, 300)])
-def test_what_has_no_fused_kernel(shape):
+@pytest.mark.parametrize("mask", [None, torch.ones(5, 5, dtype=torch.bool).tril()])
+def test_what_has_no_fused_kernel(shape, mask):
     q = torch.randn(shape)
+    masked = None if mask is None else mask.to("webgpu")
     here = q.to("webgpu").requires_grad_()
     q.requires_grad_()
     got, wanted = (
-        F.scaled_dot_product_attention(here, here, here),
-        F.scaled_dot_product_attention(q, q, q),
+        F.scaled_dot_product_attention(here, here, here, masked),
+        F.scaled_dot_product_attention(q, q, q, mask),
     )
     close(got.cpu(), wanted)
     found = torch.autograd.grad(got.sum(), here)[0]

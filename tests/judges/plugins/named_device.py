@@ -21,7 +21,7 @@ def pytest_collection(session: pytest.Session) -> None:
     for plugin in session.config.pluginmanager.get_plugins():
         devices = getattr(plugin, "TEST_DEVICES", None)
         if isinstance(devices, dict):
-            devices[_DEVICE] = torch.device(_DEVICE)
+            devices[_DEVICE] = torch.device(_DEVICE, 0) if _DEVICE != "cpu" else torch.device("cpu")
 
 
 def pytest_itemcollected() -> None:

@@ -43,6 +43,7 @@ def scaled_dot_product_attention(
     Raises:
         RuntimeError: only fused backends are allowed, and there is no kernel for these tensors.
     """
+    bias = _additive(attn_mask, query.dtype)  # PyTorch's plain attention would add True as 1
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
     if not (supported and _is_fused_wanted()) or (is_causal and attn_mask is not None):
         if not torch._C._get_math_sdp_enabled():
@@ -57,12 +58,11 @@ def scaled_dot_product_attention(
             error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
             if error is not None:
                 raise error
-        rest = attn_mask, dropout_p, is_causal, None
+        rest = bias, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
         )[0]
         return plain
-    bias = _additive(attn_mask, query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]

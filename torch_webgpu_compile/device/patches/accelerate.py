@@ -149,7 +149,10 @@ def _count_memory(module: Any) -> None:
         mine: dict[int, float] = {}
         for index in sorted(place for place in max_memory if isinstance(place, int)):
             given = max_memory[index]
-            mine[devices.check_index(index)] = convert(given) if isinstance(given, str) else given
+            mine[index] = convert(given) if isinstance(given, str) else given
+            if index not in range(devices.device_count()):  # as `accelerate` does
+                there = list(range(devices.device_count()))
+                module.logger.warning(f"Device {index} is not available, of devices {there}")
         max_memory.update(mine)  # as `accelerate` does
         others = {place: max_memory[place] for place in max_memory if place not in mine}
         return {**mine, **count(others)}

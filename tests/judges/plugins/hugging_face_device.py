@@ -1,0 +1,35 @@
+"""A pytest plugin: the device of ``JUDGE_DEVICE`` for the tests of accelerate and peft.
+
+Their functions that choose the device of tests ask for CUDA and a list of others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import accelerate.test_utils.testing as testing
+import torch
+
+_DEVICE = os.environ["JUDGE_DEVICE"]
+
+
+def _allocated() -> int:
+    return int(torch.accelerator.memory_allocated()) if _DEVICE != "cpu" else 0
+
+
+_backend = (_DEVICE, 1, _allocated)
+_testing: Any = testing
+_testing.get_backend = lambda: _backend
+_testing.torch_device, _testing.device_count, _testing.memory_allocated_func = _backend
+_package: Any = sys.modules["accelerate.test_utils"]
+_package.torch_device = _DEVICE
+
+if (Path.cwd() / "src" / "peft").exists():
+    import peft  # noqa: F401
+
+    for _name, _module in list(sys.modules.items()):
+        if _name.startswith("peft") and hasattr(_module, "infer_device"):
+            _module.infer_device = lambda: _DEVICE
