@@ -60,13 +60,13 @@ def sample_dirichlet(self: Tensor, generator: Any = None) -> Any:
 
 
 def poisson(self: Tensor, generator: Any = None) -> Any:
-    """Poisson distributed numbers of the rates in ``self``, in its dtype; contiguous."""
+    """Poisson distributed numbers of the rates in ``self``, in its dtype."""
     if generator is not None or not self.is_floating_point():
         return NotImplemented
     inside = (self >= 0) & (self <= _MOST)
     drawn = _draw("poisson", torch.where(inside, self, 0))
     beyond = torch.where(self > 0, self, math.nan).to(drawn.dtype)
-    return torch.where(inside, drawn, beyond).to(self.dtype).contiguous()
+    return torch.where(inside, drawn, beyond).to(self.dtype)
 
 
 def binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Any:

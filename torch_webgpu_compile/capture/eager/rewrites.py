@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
 
 from ..decompositions import fused_optimizers
 from ..decompositions.fused_optimizers import wide
@@ -34,10 +33,8 @@ def native_batch_norm(
 ) -> Any:
     """Batch norm that updates the running statistics, if there are any.
 
-    The operator changes these arguments, which its schema does not say. Its result is contiguous or
-    in ``channels_last``, whatever other strides the input has.
+    The operator changes these arguments, which its schema does not say.
     """
-    input = input.contiguous(memory_format=suggest_memory_format(input))
     if running_mean is None or running_var is None:
         if not training:
             raise RuntimeError("batch norm needs running statistics in evaluation mode")
@@ -49,13 +46,6 @@ def native_batch_norm(
     return aten._native_batch_norm_legit.default(
         input, weight, bias, running_mean, running_var, training, momentum, eps
     )
-
-
-def native_batch_norm_backward(grad_out: Tensor, input: Tensor, *arguments: Any) -> Any:
-    """The gradients of `native_batch_norm`, that by the input in its memory format."""
-    memory_format = suggest_memory_format(input)
-    given = [tensor.contiguous(memory_format=memory_format) for tensor in (grad_out, input)]
-    return aten.native_batch_norm_backward.default(*given, *arguments)
 
 
 def native_batch_norm_out(
@@ -131,7 +121,6 @@ def update_scale(
 
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: native_batch_norm,
-    aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten.native_batch_norm.out: native_batch_norm_out,
     aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
     aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
