@@ -468,7 +468,12 @@ def lower_convolution_backward(
         grad_input = convolve(builder, grad_output, weight, turned, input.sizes, dtype, "input")
     if output_mask[1] and builder.is_used(1):
         grad_weight = _weight_gradient(builder, grad_output, input, weight, geometry)
-    if output_mask[2] and builder.is_used(2):
+    if output_mask[2] and builder.is_used(2) and has_no_elements(grad_output.sizes):
+        # A result without elements may have no channels where the bias has some, as PyTorch's has
+        # for an input without channels.
+        sizes = bias_sizes or grad_output.sizes[1:2]
+        grad_bias = zeros([as_expr(size) for size in sizes], grad_output.dtype)
+    elif output_mask[2] and builder.is_used(2):
         dims = [k for k in range(grad_output.rank) if k != 1]
         grad_bias = summed(builder, grad_output, dims, grad_output.dtype)
     return grad_input, grad_weight, grad_bias

@@ -329,8 +329,10 @@ def lower_to_copy(builder: Builder, self: Operand, *dtype: torch.dtype, **option
 
 
 @lowers(aten.copy.default)
-def lower_copy(builder: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
-    """``src`` with the sizes and dtype of ``self``."""
+def lower_copy(builder: Builder, self: Value, src: Operand, non_blocking: bool = False) -> Value:
+    """``src``, a tensor or a number, with the sizes and dtype of ``self``."""
+    if not isinstance(src, Value):
+        return as_value(src, self.sizes, self.dtype)
     return _to_dtype(builder, expand(src, self.sizes), self.dtype)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from ...torch_ops import custom_ops as _custom_ops  # noqa: F401  defines the operators
 
@@ -81,6 +82,23 @@ def _by_parts(self: Tensor, rule: Callable[..., Any], *arguments: float) -> Tens
     return torch.view_as_complex(rule(parts, *arguments))
 
 
+def _in_order(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule``, of single elements, with the strides of what PyTorch makes like ``self``."""
+
+    @wraps(rule)
+    def call(self: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        preserves = keywords.get("memory_format") in (None, torch.preserve_format)
+        strides = torch.empty_like(self).stride() if preserves else ()
+        order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+        if order == list(range(len(strides))):
+            return rule(self, *arguments, **keywords)
+        back = [order.index(dim) for dim in range(len(order))]
+        results = rule(self.permute(order), *arguments, **keywords)
+        return tree_map_only(Tensor, lambda result: result.permute(back), results)
+
+    return call
+
+
 def _seeded(rule: Callable[..., Any]) -> Callable[..., Any]:
     """``rule`` with an argument ``generator``: a call with one is left to the host."""
 
@@ -104,6 +122,7 @@ def _of_floats(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _like(rule: Callable[..., Any]) -> Callable[..., Any]:
     """``rule`` in the sizes of a tensor, and unless they are given in its dtype and device."""
 
+    @_in_order
     @wraps(rule)
     def call(
         self: Tensor,
@@ -146,6 +165,7 @@ def randn(
     return _normal(size, device, _dtype(dtype)).to(_dtype(dtype))
 
 
+@_in_order
 @_seeded
 def uniform(self: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
     """Uniform numbers of [low, high) like ``self``, a float or complex tensor."""
@@ -156,6 +176,7 @@ def uniform(self: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
     return _uniform(self.shape, self.device, self.dtype) * (high - low) + low
 
 
+@_in_order
 @_seeded
 def normal_functional(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Any:
     """Normal numbers like ``self``, a float or complex tensor."""
@@ -184,24 +205,28 @@ def normal_size(mean: float, std: float, size: Size, **keywords: Any) -> Any:
     return numbers if numbers is NotImplemented else numbers * std + mean
 
 
+@_in_order
 @_of_floats
 def bernoulli(self: Tensor) -> Any:
     """1 with the probability that is the element of ``self``, else 0, in its float dtype."""
     return (_uniform(self.shape, self.device) < self).to(self.dtype)
 
 
+@_in_order
 @_seeded
 def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
     """1 with probability ``p``, else 0, like ``self``."""
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
+@_in_order
 @_of_floats
 def exponential(self: Tensor, lambd: float = 1.0) -> Any:
     """Exponentially distributed numbers of mean 1 / lambd, like the float tensor ``self``."""
     return (exponential_numbers(self.shape, self.device, self.dtype) * (1.0 / lambd)).to(self.dtype)
 
 
+@_in_order
 def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
     """(input · mask / (1 − p), mask), with a bool mask that is False with probability p.
 
@@ -213,6 +238,11 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
     mask = _uniform(input.shape, input.device) >= p
     return torch.where(mask, input * (1.0 / (1.0 - p)), 0.0).to(input.dtype), mask
+
+
+def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """grad_output · mask · scale; PyTorch's decomposition makes it contiguous."""
+    return grad_output * (mask.to(grad_output.dtype) * scale)
 
 
 @_seeded
@@ -300,18 +330,21 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
+@_in_order
 @_seeded
 def random(self: Tensor) -> Any:
     """Whole numbers from 0 to the largest that the dtype of ``self`` counts to."""
     return random_from(self, 0, None)
 
 
+@_in_order
 @_seeded
 def random_to(self: Tensor, to: int) -> Any:
     """Whole numbers of [0, to), like ``self``."""
     return random_from(self, 0, to)
 
 
+@_in_order
 @_seeded
 def random_from(self: Tensor, from_: int, to: int | None = None) -> Any:
     """Whole numbers of [from_, to), like ``self``; for None, up to the dtype's largest."""
@@ -321,6 +354,7 @@ def random_from(self: Tensor, from_: int, to: int | None = None) -> Any:
     return _integers(self.shape, self.device, from_, high, self.dtype)
 
 
+@_in_order
 @_seeded
 def geometric(self: Tensor, p: float) -> Any:
     """The number of trials up to the first success, of probability ``p``; at least 1."""
@@ -330,6 +364,7 @@ def geometric(self: Tensor, p: float) -> Any:
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 
+@_in_order
 @_of_floats
 def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Any:
     """Numbers of the Cauchy distribution, like the float tensor ``self``."""
@@ -337,6 +372,7 @@ def cauchy(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Any:
     return (quantile * sigma + median).to(self.dtype)
 
 
+@_in_order
 @_of_floats
 def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Any:
     """e to normal numbers of this ``mean`` and ``std``, like the float tensor ``self``."""
@@ -349,6 +385,7 @@ def bernoulli_tensor(self: Tensor, p: Tensor) -> Any:
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
+@_in_order
 def fused_dropout(self: Tensor, p: float, generator: Any = None) -> Any:
     """(self · mask / p, mask as uint8), where ``p`` is the probability to keep an element."""
     if generator is not None:
@@ -433,6 +470,7 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.bernoulli.p: bernoulli_p,
     aten.exponential.default: exponential,
     aten.native_dropout.default: native_dropout,
+    aten.native_dropout_backward.default: native_dropout_backward,
     aten.randint.default: randint,
     aten.randint.generator: randint,
     aten.randint.low: randint_low,

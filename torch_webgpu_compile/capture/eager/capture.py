@@ -41,6 +41,7 @@ from .arguments import (
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .inputs import StaticInputs, SymbolicInputs
+from .memory_formats import laid_out
 from .rewrites import REWRITES
 
 _ON_HOST = "run it on the host"
@@ -156,7 +157,8 @@ def capture(
 def apply_op(op: OpOverload, positional: Sequence[Any], named: dict[str, Any]) -> Any:
     """The operator as it is traced, on fake tensors."""
     function = REWRITES.get(op, op)
-    return function(*with_tensors(op, positional), **without_placement(named))
+    arguments = with_tensors(op, positional)
+    return laid_out(op, arguments, function(*arguments, **without_placement(named)))
 
 
 def _short(op: OpOverload) -> str:

@@ -61,6 +61,19 @@ def native_batch_norm_out(
     return results
 
 
+def _of_one_dtype(op: OpOverload) -> Callable[..., Any]:
+    """Bags of embeddings, of which all integers are of the wider dtype of indices and offsets.
+
+    Kernels promote them; on tensors without contents, results have the dtype of the offsets.
+    """
+
+    def call(weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any, **named: Any) -> Any:
+        dtype = torch.promote_types(indices.dtype, offsets.dtype)
+        return op(weight, indices.to(dtype), offsets.to(dtype), *options, **named)
+
+    return call
+
+
 def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
     """The ``out=`` overload of an operator that makes a resized ``out`` contiguous."""
 
@@ -125,6 +138,10 @@ REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
     aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
     aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
+    aten._embedding_bag.default: _of_one_dtype(aten._embedding_bag.default),
+    aten._embedding_bag_forward_only.default: _of_one_dtype(
+        aten._embedding_bag_forward_only.default
+    ),
     aten.randperm.generator_out: randperm_out,
     aten._cummax_helper.default: _scan_helper(aten.cummax.default),
     aten._cummin_helper.default: _scan_helper(aten.cummin.default),

@@ -32,8 +32,10 @@ _MOVED_AS = {
 }
 
 
-def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+def copy_(target: Tensor, source: Tensor | complex, non_blocking: bool = False) -> Tensor:
     """``aten::copy_``: converts and broadcasts; within a device without passing the host."""
+    if not isinstance(source, Tensor):
+        source = _of_number(source)
     if not source.numel() and isinstance(source, _WITHOUT_SIZES):
         return target  # of a lazy module: nothing is in it, and asking for its shape raises
     if is_here(target) and target.is_conj():
@@ -47,6 +49,13 @@ def copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     else:
         copy_between_devices(source, target)
     return target
+
+
+def _of_number(number: complex) -> Tensor:
+    """The tensor that a number was: PyTorch's bindings take numbers, and kernels get them back."""
+    wide = torch.complex128 if isinstance(number, complex) else torch.float64
+    dtype = None if isinstance(number, int) else wide
+    return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,9 +109,17 @@ def index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
         return run(_index, tensor, indices)
     mask = _leading_mask(tensor, indices)
     if mask is not None:
-        rest = tensor.shape[mask.dim() :]
-        return Choice.of(mask).take(tensor.reshape(-1, *rest))
+        return _chosen(tensor, mask)
     return run(_index, tensor, _without_masks(tensor, indices))
+
+
+def _chosen(tensor: Tensor, mask: Tensor) -> Tensor:
+    """``tensor[mask]``, whose strides are in the order that those of the tensor are in."""
+    rows, rest = range(mask.dim()), range(mask.dim(), tensor.dim())
+    order = sorted(rest, key=tensor.stride, reverse=True)
+    moved = tensor.permute(*rows, *order)
+    chosen: Tensor = Choice.of(mask).take(moved.reshape(-1, *moved.shape[mask.dim() :]))
+    return chosen.permute(0, *(1 + order.index(dim) for dim in rest))
 
 
 def index_put_impl_(
