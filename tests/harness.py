@@ -17,7 +17,7 @@ from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.callables.host_calls import call_overload, laid_out
 from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
-from torch_webgpu_compile.ir.graph import LoopGraph
+from torch_webgpu_compile.ir.graph import LoopGraph, is_effect
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import HostCall
 from torch_webgpu_compile.ir.verify import verify_loop_graph
@@ -150,7 +150,8 @@ def host_callback(graph: LoopGraph) -> Callable[..., Any]:
             found = to_tensor(arrays[argument.buffer].copy(), dtype)
             return laid_out(found, argument.strides, sizes)
 
-        results = call_overload(call, tensor, sizes, len(call.outputs))
+        count = 0 if is_effect(call, graph) else len(call.outputs)
+        results = call_overload(call, tensor, sizes, count)
         return [to_array(result) for result in results]
 
     return run

@@ -40,9 +40,22 @@ def test_an_assertion_alone(device):
         torch._assert_async(x.isfinite().all(), "not finite")
         return
 
-    assert compiled(f)(torch.ones(3, device=device)) is None
-    with pytest.raises(RuntimeError, match="not finite"):
-        compiled(f)(torch.full((3,), torch.inf, device=device))
+    for call in (compiled(f), f):
+        assert call(torch.ones(3, device=device)) is None
+        with pytest.raises(RuntimeError, match="not finite"):
+            call(torch.full((3,), torch.inf, device=device))
+
+
+def test_assertions_of_eager_operators():
+    """An operator that is made of others keeps their checks."""
+    x = torch.arange(6.0, device="webgpu")
+    with pytest.raises(RuntimeError, match="got zero"):
+        torch._assert_async((x > 7).all())
+    lengths = torch.tensor([[0, 2], [2, 1]], device="webgpu")
+    with pytest.raises(RuntimeError, match="Expected all rows of lengths along axis"):
+        torch.segment_reduce(x.view(2, 3), "sum", lengths=lengths, axis=1)
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.cholesky(-torch.eye(3, device="webgpu"))
 
 
 @on_devices

@@ -15,6 +15,7 @@ from torch_webgpu_compile.compiler import native_operators
 
 aten = torch.ops.aten
 
+nan = float("nan")
 pytestmark = [pytest.mark.rotates(3), pytest.mark.slow]
 
 
@@ -101,20 +102,23 @@ def test_nonzero_static(size: int) -> None:
 @pytest.mark.parametrize("initial", [None, 2.0])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
 def test_segments(reduce: str, initial: float | None) -> None:
+    """And their gradients, also of NaN and of zeros, with as many dimensions of lengths as two."""
     lengths, offsets = torch.tensor([2, 0, 3, 1]), torch.tensor([0, 2, 2, 5, 6])
-    for data in (floats(6), floats(6, 2, 3)):
-        op = aten.segment_reduce.default
-        check_call(op, data, reduce, lengths=lengths, initial=initial)
-        check_call(op, data, reduce, offsets=offsets, initial=initial)
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-def test_gradients_of_segments(reduce: str) -> None:
-    data = torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 5.0], [4.0, 4.0], [4.0, -1.0], [2.0, 0.0]])
-    lengths = torch.tensor([2, 0, 3, 1])
-    out = aten.segment_reduce.default(data, reduce, lengths=lengths, initial=0)
-    op = aten._segment_reduce_backward.default
-    check_call(op, floats(4, 2), out, data, reduce, lengths=lengths, initial=0)
+    special = torch.tensor([[1.0, nan], [1, 3], [0, 5], [4, 0], [nan, -1], [2, 0]])
+    op, backward = aten.segment_reduce.default, aten._segment_reduce_backward.default
+    for data, ends in (
+        (floats(6), {"lengths": lengths}),
+        (floats(6, 2, 3), {"offsets": offsets}),
+        (special, {"lengths": lengths}),
+        (special, {"lengths": torch.tensor([1, 2, 0]), "unsafe": True}),
+        (torch.stack([special, special + 1]), {"lengths": torch.stack([lengths, lengths.flip(0)])}),
+        (torch.stack([special, special + 1]), {"offsets": torch.stack([offsets, offsets])}),
+    ):
+        keywords = {**ends, "axis": next(iter(ends.values())).dim() - 1, "initial": initial}
+        check_call(op, data, reduce, **keywords)
+        out = op(data, reduce, **keywords)
+        keywords.pop("unsafe", None)
+        check_call(backward, floats(*out.shape), out, data, reduce, **keywords)
 
 
 def test_embedding_renorm() -> None:

@@ -170,6 +170,11 @@ def test_by_parts():
     check_call(aten.clone.default, x.t())
     check_call(aten.sum.dim_IntList, x, [0], True)
     check_call(aten.mean.default, x)
+    special = torch.tensor(
+        [[1 + 2j, complex(math.inf, math.nan)], [complex(-math.inf, 1), complex(2, math.nan)]]
+    )
+    for dims in ([], [0], [-1], [0, 1]):
+        check_call(aten.mean.dim, special, dims, True)  # a quotient of complex numbers
     check_call(aten.cumsum.default, x, 1)
 
 

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
+from ..torch_ops.assertions import ASSERTIONS
 from .decompositions.table import is_composite
 
 aten = torch.ops.aten
@@ -325,7 +326,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if func._schema.is_mutable:
             self.is_functional = False
-        elif not found:
+        elif not found and func not in ASSERTIONS:
             return result
         node_args, node_kwargs = tree_map_only(Tensor, self.node_of, (args, kwargs))
         node = self.graph.call_function(func)

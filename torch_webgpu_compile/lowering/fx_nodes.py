@@ -12,10 +12,10 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
+from ..torch_ops.assertions import ASSERTIONS
+
 aten = torch.ops.aten
 
-# The host makes these: no kernel can raise their messages.
-ASSERTIONS = (aten._assert_async.msg, aten._linalg_check_errors.default)
 _EFFECTS = (aten.copy_.default, *ASSERTIONS, torch.ops.higher_order.with_effects)
 
 

@@ -24,6 +24,7 @@ from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
 from ..symbolic.sizes import ONE, Expr, SymbolicError, as_expr, contiguous_strides
 from ..target import Target
+from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import NO_IMPLEMENTATION
 from .builder import Builder, ResultType, as_value, whole_buffer
@@ -38,7 +39,6 @@ from .custom_calls import (
 )
 from .fallback import host_call
 from .fx_nodes import (
-    ASSERTIONS,
     argument_updates,
     bytes_of,
     flatten,

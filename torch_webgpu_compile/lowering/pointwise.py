@@ -383,13 +383,19 @@ def lerp(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
 
 @lowers_elementwise(aten.hypot.default)
 def hypot(a: Scalar, b: Scalar) -> Scalar:
-    """``sqrt(a² + b²)``, without an overflow of the squares.
+    """``sqrt(a² + b²)``, whose squares powers of 2 keep from overflow and underflow.
 
     Infinite if either is infinite, also when the other is NaN.
     """
     a, b = abs(a), abs(b)
     high, low = apply("maximum", a, b), apply("minimum", a, b)
-    plain = high * apply("sqrt", 1 + apply("square", low / high))
+    large, small, shift = (511, -484, 538) if a.dtype is dtypes.float64 else (63, -50, 76)
+    up, down, one = (const(2.0**power, a.dtype) for power in (shift, -shift, 0))
+    is_large, is_small = apply("gt", high, 2.0**large), apply("lt", high, 2.0**small)
+    scale = where(is_large, down, where(is_small, up, one))
+    back = where(is_large, up, where(is_small, down, one))
+    squares = apply("square", high * scale) + apply("square", low * scale)
+    plain = apply("sqrt", squares) * back
     finite = where(apply("eq", low, 0), high, plain)
     finite = where(apply("isinf", b), b, finite)  # also when a is NaN
     return where(apply("isinf", a), a, finite)

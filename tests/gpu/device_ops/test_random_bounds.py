@@ -25,6 +25,9 @@ REFUSED: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
     "uniform, of integers": (torch.int64, lambda t: t.uniform_(0, 1)),
     "bernoulli": (torch.float32, lambda t: t.bernoulli_(1.5)),
     "normal": (torch.float32, lambda t: torch.normal(t, -1.0)),
+    "normal, of tensors": (torch.float16, lambda t: torch.normal(t, t - 1)),
+    "normal, one of which is not a number": (torch.float32, lambda t: torch.normal(0, t / 0)),
+    "normal, into a tensor": (torch.float32, lambda t: torch.normal(t, t - 1, out=t.clone())),
 }
 
 
@@ -61,6 +64,12 @@ def test_rounding_does_not_leave_the_bounds(dtype: torch.dtype, low: int, high: 
     assert low <= here[0] <= here[-1] < high
     if len(there) < 1000:
         assert here == there
+
+
+def test_floats_that_are_not_held_are_warned_of_each_time() -> None:
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+            torch.empty(3, dtype=torch.float16, device="webgpu").random_(0, 32752)
 
 
 def test_refused_when_compiled() -> None:

@@ -43,7 +43,7 @@ _PACKETS = (
     *(aten.masked_fill, aten.masked_scatter, aten.put, aten.where, aten.slice_scatter),
     *(aten.select_scatter, aten.diagonal_scatter, aten.masked_select),
     # sums
-    *(aten.neg, aten.sum, aten.nansum, aten.mean, aten.cumsum, aten.avg_pool1d, aten.avg_pool2d),
+    *(aten.neg, aten.sum, aten.nansum, aten.cumsum, aten.avg_pool1d, aten.avg_pool2d),
     *(aten.avg_pool3d, aten.avg_pool2d_backward, aten.avg_pool3d_backward),
 )
 _MORE = (aten.scatter.src, aten.scatter.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,15 @@ def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[T
     dims = list(range(z.re.dim())) if dim is None else dim
     means = z.map(lambda part: part.mean(dims, keepdim=keep))
     return _var(call, self, dim, **kwargs), means
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def _mean(call: Call, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Pair:
+    """The sum over the number of elements, as in ATen: a quotient of complex numbers."""
+    z = as_pair(self, call.dtype)
+    dims = dim or list(range(z.re.dim()))
+    count = math.prod(z.shape[axis] for axis in dims)
+    return z.map(lambda part: part.sum(dims, keepdim=keepdim)) / as_pair(count, call.dtype)
 
 
 @rule(aten.prod.default)

@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
+from ...torch_ops.assertions import ASSERTIONS
 from ..tracing import Recorder, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
@@ -235,7 +236,8 @@ def _needed(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         mutates = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-        kept = node.op == "output" or mutates or (node.op == "call_function" and node.is_impure())
+        acts = node.target in ASSERTIONS or (node.op == "call_function" and node.is_impure())
+        kept = node.op == "output" or mutates or acts
         if kept or node in found:
             found.add(node)
             found.update(node.all_input_nodes)

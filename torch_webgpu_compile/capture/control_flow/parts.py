@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...captured import user_source
 from ...errors import UnsupportedOp
+from ...torch_ops.assertions import ASSERTIONS
 from .inline import attribute_of
 from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
 
@@ -508,8 +509,7 @@ def _is_number(value: Any) -> bool:
 
 def _acts(node: Node) -> bool:
     """Whether a node does more than give results."""
-    assertions = aten._assert_async.msg, aten._linalg_check_errors.default
-    return node.target in (*assertions, with_effects)
+    return node.target in (*ASSERTIONS, with_effects)
 
 
 def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:

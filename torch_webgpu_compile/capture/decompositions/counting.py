@@ -1,4 +1,4 @@
-"""Histograms, segments, repetitions, ranges, shares of rows.
+"""Histograms, repetitions, ranges, shares of rows.
 
 Source: ATen ``SummaryOps``, ``RangeFactories``, ``Embedding``, ….
 """
@@ -219,85 +219,6 @@ def _below_diagonal(rows: int, col: int) -> int:
     return (rows - whole) * (rows - whole + 1) // 2 + whole * col
 
 
-_SEGMENT_KINDS = {"sum": "sum", "mean": "sum", "max": "amax", "min": "amin", "prod": "prod"}
-_SEGMENT_INITIAL = {"sum": 0.0, "mean": 0.0, "max": -torch.inf, "min": torch.inf, "prod": 1.0}
-
-
-def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, int]:
-    """(the segment of each row, the number of segments, which rows of none have)."""
-    if offsets is None:
-        assert lengths is not None
-        ends, count = lengths.cumsum(0), lengths.shape[0]
-        first: Any = 0
-    else:
-        first, ends, count = offsets[0], offsets[1:], offsets.shape[0] - 1
-    rows = torch.arange(data.shape[0], device=data.device, dtype=ends.dtype)
-    segments = torch.searchsorted(ends, rows, right=True)
-    return torch.where(rows >= first, segments, count), count
-
-
-def segment_reduce(
-    data: Tensor,
-    reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    indices: Tensor | None = None,
-    offsets: Tensor | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: float | None = None,
-) -> Any:
-    """Consecutive rows reduced; the mean of none is NaN."""
-    given = lengths if lengths is not None else offsets
-    if given is None or given.dim() != 1 or indices is not None or 0 in data.shape:
-        return NotImplemented
-    segments, count = _segments(data, lengths, offsets)
-    start = _SEGMENT_INITIAL[reduce] if initial is None else initial
-    total = data.new_full((count + 1, *data.shape[1:]), start)
-    index = segments.view(-1, *[1] * (data.dim() - 1)).expand_as(data)
-    found = total.scatter_reduce(0, index, data, _SEGMENT_KINDS[reduce])[:count]
-    if reduce != "mean":
-        return found.clone()
-    sizes = torch.zeros(count + 1, dtype=data.dtype, device=data.device)
-    sizes = sizes.index_add(0, segments, torch.ones_like(sizes[:1]).expand(data.shape[0]))
-    sizes = sizes[:count].view(-1, *[1] * (data.dim() - 1))
-    mean = found / sizes
-    return mean if initial is None else torch.where(sizes == 0, start, mean)
-
-
-def segment_reduce_backward(
-    grad: Tensor,
-    output: Tensor,
-    data: Tensor,
-    reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    offsets: Tensor | None = None,
-    axis: int = 0,
-    initial: float | None = None,
-) -> Any:
-    """Of an extreme, equal shares to the elements that are it (as in PyTorch, of positive ones)."""
-    given = lengths if lengths is not None else offsets
-    if given is None or given.dim() != 1 or 0 in data.shape or reduce == "prod":
-        return NotImplemented
-    segments, count = _segments(data, lengths, offsets)
-    nothing = grad.new_zeros((1, *grad.shape[1:]))
-    grad, output = torch.cat([grad, nothing]), torch.cat([output, nothing])
-    spread = grad.index_select(0, segments)
-    if reduce == "sum":
-        return spread
-    if reduce == "mean":
-        shares = torch.ones_like(data)
-    else:
-        shares = (data == output.index_select(0, segments)).to(data.dtype)
-    totals = torch.zeros((count + 1, *data.shape[1:]), dtype=data.dtype, device=data.device)
-    totals = totals.index_add(0, segments, shares)
-    share = spread / totals.index_select(0, segments)
-    if reduce != "mean":
-        share = torch.where(spread > 0, share, spread)
-    return torch.where(shares == 0, 0, share)
-
-
 def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     """Rows that are used and longer than ``max_norm`` made as long as that."""
     used = torch.zeros(self.shape[0], dtype=torch.bool, device=self.device)
@@ -338,6 +259,4 @@ DECOMPOSITIONS: dict[Any, Any] = {
     aten.tril_indices.default: tril_indices,
     aten.triu_indices.default: triu_indices,
     aten.nonzero_static.default: nonzero_static,
-    aten.segment_reduce.default: segment_reduce,
-    aten._segment_reduce_backward.default: segment_reduce_backward,
 }

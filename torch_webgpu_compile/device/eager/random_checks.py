@@ -33,27 +33,50 @@ def _check(op: OpOverload, *arguments: Any, **keywords: Any) -> None:
     op(*values, **keywords)
 
 
+def _with_deviations(op: OpOverload, mean: Tensor | float, std: Tensor, **keywords: Any) -> Tensor:
+    """``normal`` with a deviation for each element; to look at them is to wait, as on CUDA.
+
+    Raises:
+        RuntimeError: one of them is negative or NaN.
+    """
+    if not std.is_complex() and std.numel() and not (std >= 0).all():
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+    found: Tensor = run(op, mean, std, **keywords)
+    return found
+
+
+def _check_bounds(dtype: torch.dtype, *bounds: int, op: OpOverload | None = None) -> None:
+    """`_check` of whole numbers; PyTorch warns, each time, of those that a float type lacks."""
+    is_exact = not dtype.is_floating_point or max(map(abs, bounds)) <= 2 / torch.finfo(dtype).eps
+    (_check if is_exact else _check.__wrapped__)(op or _random, dtype, *bounds)
+
+
 def _with_integers(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
-    _check(op, tensor.dtype, *bounds)
+    _check_bounds(tensor.dtype, *bounds, op=op)
     return run(op, tensor, *bounds, **keywords)
 
 
 def _in_sizes(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     """``randint``: (low,) high, sizes."""
     dtype = keywords.get("dtype") or torch.int64
-    _check(_random, dtype, *(0, *arguments[:-1])[-2:])
+    _check_bounds(dtype, *(0, *arguments[:-1])[-2:])
     return run(op, *arguments, **keywords)
 
 
 def _like(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
     """``randint_like``: (low,) high."""
-    _check(_random, keywords.get("dtype") or tensor.dtype, *(0, *bounds)[-2:])
+    _check_bounds(keywords.get("dtype") or tensor.dtype, *(0, *bounds)[-2:])
     return run(op, tensor, *bounds, **keywords)
 
 
 _random: OpOverload = getattr(aten.random_, "from")
 
 KERNELS: dict[str, Callable[..., Any]] = {
+    **{
+        f"normal.{overload}": partial(_with_deviations, getattr(aten.normal, overload))
+        for kind in ("float_Tensor", "Tensor_Tensor")
+        for overload in (kind, f"{kind}_out")
+    },
     "random_.from": partial(_with_integers, _random),
     "random_.to": partial(_with_integers, aten.random_.to),
     **{

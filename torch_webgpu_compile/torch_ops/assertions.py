@@ -1,0 +1,12 @@
+"""Operators that give nothing: they raise where what they are given does not hold."""
+
+from __future__ import annotations
+
+import torch
+
+_aten = torch.ops.aten
+
+# The host calls these: no kernel can raise their messages.
+ASSERTIONS = (
+    *(_aten._assert_async.default, _aten._assert_async.msg, _aten._linalg_check_errors.default),
+)
