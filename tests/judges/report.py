@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import tomllib
 from collections import Counter
@@ -50,14 +49,20 @@ def cause_of(name: str, end: End, rows: Iterable[Cause]) -> Cause:
 
 @dataclass(frozen=True)
 class Judged:
-    """One file: how many tests it has, how many of a share passed, and which failed here alone."""
+    """One file: how many tests it has, how many of a share passed, and which failed here alone.
+
+    Tests that were not done in time are only counted: their first calls compile kernels, for which
+    drivers take seconds.
+    """
 
     file: str
     total: int
     tried: int
     on_cpu: int
     on_both: int
+    late: int
     failed: Mapping[str, End]
+    where: str
 
     @property
     def compared(self) -> int:
@@ -72,14 +77,17 @@ def judge(results: Path, suite: str, file: str) -> Judged | None:
         return None
     passed = {name for name, end in reference.ends.items() if end.is_right}
     wanted = {name for name, end in reference.ends.items() if is_wanted(SUITES[suite], end)}
-    ends = load(path_of(results, suite, file, "subject")).ends
+    subject = load(path_of(results, suite, file, "subject"))
+    ends = {name: end for name, end in subject.ends.items() if end.outcome != "too long"}
+    late = len(subject.ends) - len(ends)
     both = sum(ends[name].is_right for name in wanted if name in ends)
     failed = {
         name: end
         for name, end in ends.items()
         if name in wanted and not end.is_right and end.outcome != "skipped"
     }
-    return Judged(file, reference.total, len(reference.ends), len(passed), both, failed)
+    tried = len(reference.ends)
+    return Judged(file, reference.total, tried, len(passed), both, late, failed, subject.where)
 
 
 def files_of(results: Path, suite: str) -> list[str]:
@@ -97,38 +105,41 @@ def failures(results: Path, suite: str) -> Iterator[tuple[str, str, End]]:
 
 def page(results: Path) -> str:
     """The text of docs/judges.md."""
-    import torch
-
     rows = causes()
     lines = [
         "# Tests that others wrote",
         "",
         "A random share of each suite, run on the CPU, and what passed there on the device",
         "`webgpu`. Made by `python -m tests.judges`; do not edit. What is skipped on the device is",
-        "not counted as compared; what the CPU alone skips, as it is no accelerator, is.",
-        f"PyTorch {torch.__version__.partition('+')[0]}, Python {platform.python_version()}.",
+        "not counted as compared; what the CPU alone skips, as it is no accelerator, is. A test",
+        "that was not done in time is late: each signature's first call compiles kernels.",
     ]
     found: Counter[Cause] = Counter()
     for key, suite in SUITES.items():
         judged = [j for file in files_of(results, key) if (j := judge(results, key, file))]
         if not judged:
             continue
-        lines += ["", f"## {suite.title}", ""]
+        places = sorted({j.where for j in judged if j.where})
+        lines += ["", f"## {suite.title}", "", *(f"{place}." for place in places), ""]
         lines += [
-            "| file | tests | tried | passed on the CPU | compared | passed on both |"
+            "| file | tests | tried | passed on the CPU | late | compared | passed on both |"
             " failed here alone, by cause |",
-            "|---" * 7 + "|",
+            "|---" * 8 + "|",
         ]
+        justified = 0
         for j in judged:
             by_cause = Counter(cause_of(name, end, rows) for name, end in j.failed.items())
             found += by_cause
             why = "; ".join(f"{n} {cause.name}" for cause, n in by_cause.most_common())
-            cells = (j.file, j.total, j.tried, j.on_cpu, j.compared, j.on_both, why)
+            cells = (j.file, j.total, j.tried, j.on_cpu, j.late, j.compared, j.on_both, why)
+            justified += sum(n for cause, n in by_cause.items() if cause.state == "justified")
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         both, compared = sum(j.on_both for j in judged), sum(j.compared for j in judged)
+        judgeable = max(compared - justified, 1)
         lines += [
             "",
-            f"{both} of {compared} ({both / max(compared, 1):.1%}) that pass on the CPU pass here.",
+            f"{both} of {compared} that pass on the CPU pass here; {justified} fail for a reason."
+            f" Of the others {both / judgeable:.2%} pass.",
         ]
     lines += ["", "## Causes", "", "| cause | tests | state | reason |", "|---|---|---|---|"]
     for cause in [*rows, UNKNOWN]:

@@ -56,6 +56,8 @@ class Results:
     ends: dict[str, End]
     total: int
     """How many there are."""
+    where: str = ""
+    """The version of PyTorch, and the GPU, if one was used."""
 
 
 def path_of(results: Path, suite: str, file: str, side: str) -> Path:
@@ -70,10 +72,11 @@ def load(path: Path) -> Results:
     it is as if it had not been begun.
     """
     last: dict[str, Any] = {}
-    total = 0
+    total, where = 0, ""
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
         total = max(total, row.get("total", 0))  # a match leaves fewer
+        where = row.get("where", where)
         if "name" in row:
             last[row["name"]] = row
         elif "ended" in row:
@@ -84,7 +87,7 @@ def load(path: Path) -> Results:
         for name, row in last.items()
         if row["outcome"] != "begun"
     }
-    return Results(ends, total)
+    return Results(ends, total, where)
 
 
 def is_wanted(suite: Suite, end: End) -> bool:

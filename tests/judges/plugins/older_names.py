@@ -70,7 +70,7 @@ _instantiate = _devices.instantiate_device_type_tests
 def _instantiate_here(
     generic: type, scope: dict[str, Any], except_for: Any = None, only_for: Any = None, **more: Any
 ) -> None:
-    """As the original, but what is for CPUs and CUDA is for this device, too.
+    """As the original, but what is for CPUs is for this device, too.
 
     Older versions took the methods out of the generic class: ``super(self.__class__, self)`` does
     not end now. The classes that say so only set what is about CUDA.
@@ -79,7 +79,7 @@ def _instantiate_here(
         method: Any = vars(generic).get(name)
         if method is not None and "__class__" in method.__code__.co_names:
             delattr(generic, name)
-    if only_for is not None and {"cpu", "cuda"} <= {*only_for}:
+    if only_for == "cpu" or (only_for is not None and "cpu" in only_for):
         only_for = None
     _instantiate(generic, scope, except_for=except_for, only_for=only_for, **more)
 

@@ -78,7 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Says whether something is left to another process."""
+    """Says whether something is left to another process, and where this one ran."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "webgpu") and torch.webgpu.is_initialized():
+        version, gpu = torch.__version__.partition("+")[0], torch.webgpu.get_device_name()
+        _write(where=f"PyTorch {version}, {gpu}")
     _write(left=_State.left)
 
 
