@@ -25,11 +25,12 @@ def test_a_crash_or_a_slow_test_ends_only_itself(tmp_path, monkeypatch):
     share = running.Share(count=9, seed=0, limit_s=1, seconds=40)
     running.run_file(tmp_path, tmp_path / "out", "it", suite, "test_it.py", share)
     judged = report.judge(tmp_path / "out", "it", "test_it.py")
-    assert (judged.total, judged.tried, judged.on_cpu, judged.on_both) == (5, 5, 4, 1)
+    counts = judged.total, judged.tried, judged.on_cpu, judged.on_both, judged.late
+    assert counts == (5, 5, 4, 1, 1)
 
     rows = [report.Cause("differences", re.compile("differs"), "open", "")]
     found = {end.outcome: report.cause_of(n, end, rows).name for n, end in judged.failed.items()}
-    assert found == {"failed": "differences", "too long": "unknown", "crash": "unknown"}
+    assert found == {"failed": "differences", "crash": "unknown"}
 
 
 def test_every_cause_has_a_reason():

@@ -79,7 +79,7 @@ def _instantiate_here(
         method: Any = vars(generic).get(name)
         if method is not None and "__class__" in method.__code__.co_names:
             delattr(generic, name)
-    if only_for == "cpu" or (only_for is not None and "cpu" in only_for):
+    if only_for is not None and "cpu" in only_for:  # a name, or several
         only_for = None
     _instantiate(generic, scope, except_for=except_for, only_for=only_for, **more)
 
