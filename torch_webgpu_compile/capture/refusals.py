@@ -155,14 +155,15 @@ def _is_asked(function: Callable[..., Any]) -> bool:
     """
     if function in INSTEAD:
         return True
-    is_operator = isinstance(function, OpOverload)
-    if is_operator and function.namespace != "aten":
+    if isinstance(function, OpOverload) and function.namespace != "aten":
         return False
     name = getattr(function, "__name__", "").partition(".")[0]
     if name in _NOT_ASKED or any(part in name for part in _UNCHECKED):
         return False
     is_internal = name.startswith(_INTERNAL) and not name.startswith(_PUBLIC)
-    return not is_internal or name in _CHECKED or (is_operator and _is_structured(function))
+    if not is_internal or name in _CHECKED:
+        return True
+    return isinstance(function, OpOverload) and _is_structured(function)
 
 
 def _is_structured(op: OpOverload) -> bool:

@@ -62,7 +62,8 @@ def _check_operators(function: Callable[..., Any], args: Any, kwargs: Any) -> No
     fake = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
     if not fake:
         return
-    mode, asks = fake[0].fake_mode, _Asks()
+    mode = fake[0].fake_mode
+    asks = _Asks()  # type: ignore[no-untyped-call]
     with ExitStack() as stack:
         stack.enter_context(suppress(Exception))  # whoever traces the graph raises it, too
         stack.enter_context(torch.no_grad())
