@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
             error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
             if error is not None:
                 raise error
-        rest = attn_mask, dropout_p, is_causal, None
+        rest = _additive(attn_mask, query.dtype), dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
         )[0]
