@@ -13,10 +13,13 @@ from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.codegen.kernels.builder import fold_grid
 from torch_webgpu_compile.codegen.wgsl.op_table import op_row
+from torch_webgpu_compile.codegen.wgsl.storage import Bindings
 from torch_webgpu_compile.dtypes import DType, Kind
+from torch_webgpu_compile.errors import AdapterError
 from torch_webgpu_compile.ir import numeric
+from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
 from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS
-from torch_webgpu_compile.symbolic.sizes import as_expr, evaluate, symbol
+from torch_webgpu_compile.symbolic.sizes import ZERO, as_expr, evaluate, symbol
 
 randn = torch.randn
 
@@ -300,3 +303,23 @@ def test_symbolic_sizes_are_parameters():
     (kernel,) = state.plan.kernels
     assert kernel.parameter_count > 0
     assert "var<uniform> parameters" in kernel.wgsl
+
+
+def test_addresses_have_32_bits():
+    """Also those of what is only read, between whose elements lies more than they are."""
+    large = replace(TARGET, max_buffer_nbytes=1 << 33)
+    rows, step = symbol("rows", 0), symbol("step", 0)
+    two, half = as_expr(2), as_expr(1 << 31)
+
+    def narrow(target, size, stride):
+        buffer = Buffer("x", dtypes.int8, (size,), (stride,), ZERO, BufferOrigin.INPUT)
+        bindings = Bindings(target, {"x": buffer})
+        bindings.function("x", "load")
+        bindings.declarations()
+        return list(bindings.narrow)
+
+    assert narrow(large, two, half - 2) == []
+    with pytest.raises(AdapterError, match="less than 2\\*\\*31"):
+        narrow(large, two, half)
+    assert narrow(TARGET, rows, step) == []  # no buffer is that large
+    assert narrow(large, rows, step) == [rows * step - step + 1]

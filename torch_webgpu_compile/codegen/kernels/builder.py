@@ -31,7 +31,7 @@ from ..values import Names, Scope, Text
 from ..wgsl.indices import render_index
 from ..wgsl.render import parameter_names, render_module
 from ..wgsl.scalars import Renderer
-from ..wgsl.storage import Bindings, check_index_range
+from ..wgsl.storage import Bindings
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ class KernelBuilder:
     ) -> list[str]:
         """Statements that store a member's value at its index, one element or four."""
         buffer = self.buffers[member.output]
-        check_index_range(buffer)
         addresses = lane_addresses(buffer, member.index, lanes)
         if len(lanes) == 1:
             function = self.bindings.function(member.output, "store")

@@ -22,7 +22,6 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..values import Scope
-from ..wgsl.storage import check_index_range
 from .builder import KernelBuilder, declaration, fold_grid
 
 _SHARE = 4  # elements of an invocation, for which it waits for the others once in a step
@@ -77,9 +76,6 @@ def generate_factorization(
     """The kernel of one node; a matrix that is not kept is computed in the output's memory."""
     rows, columns = node.sizes
     output = buffers[node.output]
-    for name in (node.output, node.info, node.pivots):
-        if name is not None:
-            check_index_range(buffers[name])
     dtype = output.dtype
     tiling = FactorizationTiling.choose(node, dtype.itemsize, target)
     builder = KernelBuilder(target, buffers)

@@ -32,7 +32,6 @@ from ..tilings.fourier import PADDING, FourierTiling, choose_fourier_tiling
 from ..values import Scope, Text
 from ..wgsl.buffer_access import PAIR
 from ..wgsl.scalars import Renderer
-from ..wgsl.storage import check_index_range
 from .builder import KernelBuilder, fold_grid
 from .butterflies import butterfly
 
@@ -180,7 +179,6 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
 def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> list[str]:
     """Statements for result ``value``; those that take in the factor only where it is stored."""
     buffer = builder.buffers[node.output]
-    check_index_range(buffer)
     finished: list[str] = []
     result = "value"
     if node.factor_real is not None:

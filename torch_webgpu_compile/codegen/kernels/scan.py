@@ -13,7 +13,6 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, linearize, product
 from ...target import Target
 from ..values import Scope, Text
-from ..wgsl.storage import check_index_range
 from .builder import KernelBuilder, fold_grid
 
 _WORKGROUP = 64  # few lanes are spread over many multiprocessors
@@ -24,9 +23,6 @@ _LOADS, _MOST_STEPS, _MOST_NODES = 32, 16, 600
 
 def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of one node."""
-    outputs = [buffers[name] for name in (*node.carried, *node.rows)]
-    for output in outputs:
-        check_index_range(output)
     builder = KernelBuilder(target, buffers)
     workgroup = min(_WORKGROUP, target.workgroup_invocations)
     lanes = product(node.ranges)

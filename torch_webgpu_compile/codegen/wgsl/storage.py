@@ -17,7 +17,7 @@ from ...errors import AdapterError, IndexCheck, OutOfMemoryError
 from ...ir.buffers import Buffer
 from ...ir.scalar import Load, scalar_symbols
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, as_symbol, product, upper_bound
+from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, as_symbol, product, upper_bound
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
@@ -114,8 +114,10 @@ class Bindings:
         """Bindings through which the whole buffer is reached.
 
         Raises:
+            AdapterError: a buffer has more elements than 32-bit index arithmetic reaches.
             OutOfMemoryError: no buffer of the GPU is that large.
         """
+        self._check_index_range(buffer)
         nbytes = buffer.nbytes
         if nbytes.is_constant and nbytes.constant > self.target.max_buffer_nbytes:
             raise OutOfMemoryError(
@@ -156,6 +158,19 @@ class Bindings:
     def count(self) -> int:
         """Storage bindings used."""
         return sum(len(self.windows(use.buffer)) for use in self._uses.values()) + bool(self.checks)
+
+    def _check_index_range(self, buffer: Buffer) -> None:
+        span = buffer.span
+        high = upper_bound(span)
+        if high is not None and high in INT32:
+            return
+        if span.is_constant:
+            raise AdapterError(
+                f"buffer {buffer.name} spans {high} elements; kernels address less than 2**31: "
+                "split it"
+            )
+        if self.target.max_buffer_nbytes // buffer.dtype.itemsize not in INT32:
+            self.narrow[span] = None
 
     def plan_bindings(self) -> tuple[tuple[Binding, ...], tuple[KernelBinding, ...]]:
         """The same bindings for the plan."""
@@ -198,12 +213,3 @@ def _report_function(type: str) -> list[str]:
         *(f"  atomicStore(&device_status[{k}], {v});" for k, v in enumerate(values, 1)),
         "}",
     ]
-
-
-def check_index_range(buffer: Buffer) -> None:
-    """Raises AdapterError when a buffer has more elements than 32-bit index arithmetic reaches."""
-    high = upper_bound(buffer.span)
-    if high is not None and high >= 1 << 31:
-        raise AdapterError(
-            f"buffer {buffer.name} spans {high} elements; kernels address less than 2**31: split it"
-        )
