@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import torch_webgpu_compile
-from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.device import autoload, import_hooks
 from torch_webgpu_compile.errors import OptionError
 from torch_webgpu_compile.options import from_environment
 
@@ -110,6 +111,17 @@ def test_a_patch_that_fails_is_left_out():
     assert said.count("\n- ") == 3
     assert "Why: it computes" in said
     assert "'colorsys' has no attribute 'is_not_there'" in said
+
+
+def test_who_asks_for_a_module_has_not_imported_it(tmp_path, monkeypatch):
+    (tmp_path / "asked_for.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = []
+    import_hooks.after_import("asked_for", changed.append)
+    assert importlib.util.find_spec("asked_for") is not None  # "is it installed?"
+    assert changed == []
+    module = importlib.import_module("asked_for")
+    assert changed == [module]
 
 
 @pytest.mark.parametrize("name", autoload.ESSENTIAL)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -14,18 +15,26 @@ from .changes import attempt, describe, warn
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing but the modules that somebody waits for, each once."""
+    """Finds nothing but the modules that somebody waits for, until they are imported.
+
+    Who only asks whether there is such a module has not imported it.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callable[[Any], None]] = {}
+        self._finding: set[tuple[int, str]] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        function = self.waiting.pop(name, None)
-        if function is None:
+        asked = get_ident(), name
+        if name not in self.waiting or asked in self._finding:
             return None
-        spec = find_spec(name)
+        self._finding.add(asked)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._finding.discard(asked)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module
@@ -33,18 +42,19 @@ class _Finder(MetaPathFinder):
             def exec_module(module: ModuleType) -> None:
                 loader.exec_module = execute
                 execute(module)
-                _change(function, module)
+                function = self.waiting.pop(name, None)
+                if function is not None:
+                    _change(function, module)
 
             loader.exec_module = exec_module
-            _run_changed(name, loader, lambda: self.waiting.update({name: function}))
+            _run_changed(loader)
         return spec
 
 
-def _run_changed(name: str, loader: Any, before: Callable[[], object]) -> None:
+def _run_changed(loader: Any) -> None:
     """Has ``python -m``, which asks a loader for code to run as ``__main__``, run what was changed.
 
-    Args:
-        before: called before that imports the module.
+    So that code imports the module.
     """
 
     original = getattr(loader, "get_code", None)
@@ -55,8 +65,7 @@ def _run_changed(name: str, loader: Any, before: Callable[[], object]) -> None:
         is_run = sys._getframe(1).f_globals.get("__name__") == "runpy"
         if not is_run or "\ndef main(" not in (loader.get_source(module) or ""):
             return original(module)
-        before()
-        return compile(f"from {name} import main\nraise SystemExit(main())", name, "exec")
+        return compile(f"from {module} import main\nraise SystemExit(main())", module, "exec")
 
     loader.get_code = get_code
 
@@ -109,7 +118,7 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
             spec._function = _both(earlier, function)
         else:
             _change(function, module)
-            _run_changed(name, getattr(spec, "loader", None), lambda: None)
+            _run_changed(getattr(spec, "loader", None))
         return
     _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:

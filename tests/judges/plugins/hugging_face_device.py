@@ -21,11 +21,11 @@ def _allocated() -> int:
 
 
 _backend = (_DEVICE, 1, _allocated)
+_NAMES = ("torch_device", "device_count", "memory_allocated_func")
 _testing: Any = testing
 _testing.get_backend = lambda: _backend
-_testing.torch_device, _testing.device_count, _testing.memory_allocated_func = _backend
-_package: Any = sys.modules["accelerate.test_utils"]
-_package.torch_device = _DEVICE
+for _place in (_testing, sys.modules["accelerate.test_utils"]):
+    vars(_place).update(zip(_NAMES, _backend, strict=True))
 
 if (Path.cwd() / "src" / "peft").exists():
     import peft  # noqa: F401
