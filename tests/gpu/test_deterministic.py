@@ -160,3 +160,11 @@ def test_new_memory_is_filled() -> None:
         assert counters.dispatches == before
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_numbers_become_tensors_while_a_graph_is_traced() -> None:
+    torch.use_deterministic_algorithms(True)
+    compiled = torch.compile(
+        lambda x: x + torch.as_tensor(x.shape[0], device=x.device), backend="webgpu"
+    )
+    assert compiled(torch.ones(8).to("webgpu")).tolist() == [9.0] * 8

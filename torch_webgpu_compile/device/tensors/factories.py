@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...runtime.buffers import round_up
 from ...symbolic.sizes import storage_span
@@ -102,11 +104,13 @@ def _unwritten(tensor: Tensor) -> Tensor:
     Source: ``fill_empty_deterministic_`` of ATen.
     """
     if determinism.fills_empty() and tensor.numel():
-        dtype = tensor.dtype
-        if dtype.is_floating_point or dtype.is_complex:
-            tensor.fill_(math.nan)
-        else:
-            tensor.fill_(True if dtype is torch.bool else torch.iinfo(dtype).max)
+        dtype, value = tensor.dtype, math.nan
+        if not dtype.is_floating_point and not dtype.is_complex:
+            value = True if dtype is torch.bool else torch.iinfo(dtype).max
+        # torch.tensor makes a real one also while a mode traces, from which it hides its operators,
+        # but not fill_: PyTorch asks the mode for a kernel and finds none.
+        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+            tensor.fill_(value)
     return tensor
 
 
