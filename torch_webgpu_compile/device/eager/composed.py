@@ -17,6 +17,8 @@ from .dispatch import run
 
 aten = torch.ops.aten
 
+_fused = aten._scaled_dot_product_fused_attention_overrideable
+_UNUSED = torch.empty((), dtype=torch.int64, device="cpu")
 _MATH = torch._C._SDPBackend.MATH.value
 
 
@@ -63,10 +65,20 @@ def scaled_dot_product_attention(
             query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
         )[0]
         return plain
-    fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable.default(
+    fused: Tensor = _fused.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def fused_attention(*arguments: Any, **keywords: Any) -> Any:
+    """``_scaled_dot_product_fused_attention_overrideable``, which gives a seed and an offset.
+
+    Without dropout nobody reads them. They are tensors even so: AOTAutograd, which was told that
+    they are, keeps them for the backward pass.
+    """
+    *results, seed, offset, mask = run(_fused.default, *arguments, **keywords)
+    return *results, _UNUSED if seed is None else seed, _UNUSED if offset is None else offset, mask
 
 
 def _is_fused_wanted() -> bool:

@@ -55,7 +55,6 @@ _REFUSING = (
     "kaiser_window",
     "kaiser_window.periodic",
     "kaiser_window.beta",
-    "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -72,6 +71,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "randperm.generator_out": composed.randperm_out,
     "_ctc_loss": composed.ctc_loss,
     "_ctc_loss_backward": composed.ctc_loss_backward,
+    "_scaled_dot_product_fused_attention_overrideable": composed.fused_attention,
     "record_stream": composed.record_stream,
     "quantize_per_tensor": composed.no_quantized_tensors,
     "quantize_per_tensor.tensor_qparams": composed.no_quantized_tensors,
