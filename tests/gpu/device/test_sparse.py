@@ -97,6 +97,22 @@ def test_results(case: str) -> None:
     assert "webgpu" in repr(got)
 
 
+@pytest.mark.filterwarnings("error::torch_webgpu_compile.fallbacks.FallbackWarning")
+def test_indices_are_checked() -> None:
+    """By PyTorch, whose kernels for this are for the CPU and CUDA: no operator of the device."""
+    indices = torch.tensor([[0, 1, 1], [1, 0, 2]], device="webgpu")
+    values = torch.ones(3, device="webgpu", requires_grad=True)
+    given: dict[str, Any] = {"size": (3, 3), "is_coalesced": True, "check_invariants": True}
+    made = torch.sparse_coo_tensor(indices, values, **given)
+    assert (made.device.type, made.is_coalesced(), made.requires_grad) == ("webgpu", True, True)
+    with pytest.raises(RuntimeError, match="correspond to uncoalesced"):
+        torch.sparse_coo_tensor(indices.flip(1), values, **given)
+    by_rows = torch.tensor([0, 1, 3], device="webgpu"), torch.tensor([2, 0, 1], device="webgpu")
+    torch.sparse_csr_tensor(*by_rows, values, (2, 3), check_invariants=True)
+    with pytest.raises(RuntimeError, match="is not satisfied"):
+        torch.sparse_csr_tensor(*by_rows[::-1], values, (2, 3), check_invariants=True)
+
+
 def test_refused_without_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_WEBGPU_FALLBACK", "error")
     with pytest.raises(UnsupportedOp, match=r"aten._to_sparse.default.*sparse"):

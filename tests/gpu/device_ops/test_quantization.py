@@ -150,3 +150,18 @@ def test_quantized_dtypes_are_refused():
     with pytest.raises(NotImplementedError, match="quantized_decomposed"):
         torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
     torch.testing.assert_close((x + 1).cpu(), x.cpu() + 1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_tensors_are_refused():
+    """By one message, whether they would be made here or moved."""
+    x, kind = torch.ones(3), {"dtype": torch.quint8, "device": "webgpu"}
+    for make in (
+        lambda: torch.empty(3, **kind),
+        lambda: torch._empty_affine_quantized([3], scale=1, zero_point=0, **kind),
+        lambda: torch.quantize_per_tensor(x.to("webgpu"), 0.1, 0, torch.quint8),
+        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).to("webgpu"),
+    ):
+        x.to("webgpu") + 1
+        with pytest.raises(NotImplementedError, match="quantized_decomposed"):
+            make()

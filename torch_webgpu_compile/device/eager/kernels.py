@@ -141,6 +141,8 @@ def register() -> Callable[..., Any]:
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         transformer_encoder.register_nested(library)
         sparse.register(library)
+        refusing = untraced(composed.no_quantized_tensors)
+        new_library("_").fallback(refusing, "QuantizedPrivateUse1")
         failures = [
             changes.attempt(printing.__name__, printing.install),
             changes.attempt(distributed.__name__, distributed.install),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,31 +18,54 @@ from ..tensors import sparse
 from ..tensors.copying import is_here
 from .host import run_on_host
 
+aten = torch.ops.aten
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _KEYS = {"SparsePrivateUse1": "SparseCPU", "SparseCsrPrivateUse1": "SparseCsrCPU"}
 # What makes a tensor sparse.
 _CONVERSIONS = (
     *("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc"),
     *("_to_sparse_bsr", "_to_sparse_bsc"),
 )
-# Copies, which are no reason for a warning.
-_COPIES = frozenset(
-    f"aten::{name}" for name in ("copy_", "clone", "empty", "empty_like", "zero_", "_to_copy")
+# What looks into the dense tensors that one is made of, with kernels for the CPU and CUDA alone.
+_CHECKS = ("_validate_compressed_sparse_indices",)
+# Copies and checks, which are no reason for a warning.
+_QUIET = frozenset(
+    f"aten::{name}"
+    for name in ("copy_", "clone", "empty", "empty_like", "zero_", "_to_copy", *_CHECKS)
 )
 
 
 def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
-    """An operator of which an argument or a result is sparse; its results are on the device.
+    """An operator on what is sparse, or is to be; its results are on the device.
 
     Raises:
         UnsupportedOp: under ``TORCH_WEBGPU_FALLBACK=error``.
     """
-    if op._schema.name not in _COPIES:
+    if op._schema.name not in _QUIET:
         tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
         policy = resolve().fallback
         name = str(op) if policy == "error" else "aten.* of sparse tensors"
         fallbacks.on_fallback(policy)(name, dtype, "", f"{op} has sparse tensors")
     return run_on_host(op, arguments, keywords)
+
+
+def make_coo(
+    indices: Tensor, values: Tensor, size: Sequence[int], *, is_coalesced: Any = None, **kind: Any
+) -> Tensor:
+    """``aten::sparse_coo_tensor.indices_size``; the host sees whether indices are coalesced."""
+    make = partial(aten.sparse_coo_tensor.indices_size._op_dk, _COMPOSITE, indices, values, size)
+    checks = torch.sparse.check_sparse_tensor_invariants
+    made: Tensor
+    if is_coalesced and checks.is_enabled():
+        check = aten._validate_sparse_coo_tensor_args.default
+        run_on_host(check, (indices, values.detach(), size, is_coalesced), {})
+        with checks(enable=False):  # type: ignore[no-untyped-call]
+            made = make(is_coalesced=is_coalesced, **kind)
+    else:
+        made = make(is_coalesced=is_coalesced, **kind)
+    return made
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -60,8 +84,12 @@ def register(library: Any) -> None:
     Those of operators that PyTorch has for sparse tensors of the CPU come before compositions that
     are for dense ones.
     """
-    for name in _CONVERSIONS:
+    for name in (*_CONVERSIONS, *_CHECKS):
         library.impl(name, partial(untraced(run), _overload(name)), "PrivateUse1")
+    for key in ("PrivateUse1", "SparsePrivateUse1"):
+        library.impl("sparse_coo_tensor.indices_size", untraced(make_coo), key)
+    through = torch.library.fallthrough_kernel
+    library.impl("sparse_coo_tensor.indices_size", through, "AutogradPrivateUse1")
     structure = sparse.structure_kernels()
     registrations = torch._C._dispatch_get_registrations_for_dispatch_key
     for key, of_cpu in _KEYS.items():
