@@ -99,3 +99,26 @@ def test_what_has_no_fused_kernel(shape):
     close(got.cpu(), wanted)
     found = torch.autograd.grad(got.sum(), here)[0]
     close(found.cpu(), torch.autograd.grad(wanted.sum(), q)[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((2, 4, 8), torch.float32), ((2, 3, 4, 8), torch.float64)]
+)
+def test_boolean_masks_of_attention_that_is_not_fused(sizes, dtype):
+    q, k = (torch.randn(*sizes[:-2], length, 8, dtype=dtype) for length in (4, 6))
+    mask = torch.rand(4, 6) > 0.5
+    mask[0] = False  # a row without keys is 0
+    wanted = F.scaled_dot_product_attention(q, k, k, mask)
+    got = F.scaled_dot_product_attention(*(t.to("webgpu") for t in (q, k, k, mask)))
+    close(got.cpu(), wanted)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_other_compilers_may_keep_all_that_attention_gives(dropout):
+    q = torch.randn(2, 3, 4, 8, device="webgpu", requires_grad=True)
+    attend = torch.compile(F.scaled_dot_product_attention, backend="aot_eager")
+    y = attend(q, q, q, dropout_p=dropout)
+    (gradient,) = torch.autograd.grad(y.sum(), q)
+    if not dropout:
+        (wanted,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q)
+        close(gradient.cpu(), wanted.cpu())
