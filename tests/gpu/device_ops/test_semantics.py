@@ -434,7 +434,7 @@ def test_copies_of_numbers(number):
 def test_what_a_mask_chooses_keeps_the_order_of_strides():
     x = torch.randn(4, 3, 2, 5)
     mask = torch.arange(4) % 2 == 0
-    for value in (x, x.movedim(-1, 1), x.transpose(1, 2)[:, ::2]):
+    for value in (x, x.movedim(-1, 1), x.transpose(1, 2)[..., ::2]):
         chosen = value.to(DEVICE)[mask.to(DEVICE)]
         assert chosen.stride() == value[mask].stride()
         assert torch.equal(chosen.cpu(), value[mask])
