@@ -56,6 +56,39 @@ def test_convolution_backward_of_some_arguments() -> None:
     assert found[2] is None
 
 
+@pytest.mark.parametrize(("images", "channels"), [(2, 0), (0, 3), (0, 0)])
+def test_gradients_of_a_convolution_without_elements(images: int, channels: int) -> None:
+    x, w = torch.randn(images, channels, 5), torch.randn(4, channels, 3)
+    geometry = [1], [0], [1], False, [0], 1
+    y = aten.convolution.default(x, w, torch.randn(4), *geometry)
+    arguments = torch.ones_like(y), x, w, [4], *geometry, [True, True, True]
+    _, found = run(aten.convolution_backward.default, *arguments)
+    close(found, aten.convolution_backward.default(*arguments))
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags_of_embeddings_with_narrower_offsets(mode: int) -> None:
+    offsets = torch.tensor([0, 2], dtype=torch.int32)
+    arguments = torch.randn(10, 4), torch.tensor([1, 4, 4, 9]), offsets, False, mode
+    _, found = run(aten._embedding_bag.default, *arguments)
+    close(found[0], aten._embedding_bag.default(*arguments)[0])
+    assert {result.dtype for result in found[1:]} == {torch.int64}
+
+
+def test_self_attention_of_dtypes_without_kernels() -> None:
+    sizes = (2, 3, 4), (12, 4), (12,), (4, 4)
+    x, packed, bias, out = (torch.randn(size, dtype=torch.float64) for size in sizes)
+    rest = 4, 2, packed, bias, out, bias[:4]
+    close(custom_ops.self_attention(x, *rest), torch._native_multi_head_attention(x, x, x, *rest))
+
+
+@pytest.mark.parametrize("number", [torch.inf, 2, True])
+def test_copies_of_numbers(number: float) -> None:
+    for dtype in (torch.float32, torch.int32 if number == 2 else torch.complex64):
+        _, found = run(aten.copy.default, torch.zeros(2, 3, dtype=dtype), number)
+        close(found, torch.full((2, 3), number, dtype=dtype))
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool, biased: bool) -> None:

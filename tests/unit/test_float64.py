@@ -84,6 +84,15 @@ def test_without_the_feature_everything_runs_on_the_host() -> None:
     assert not without_bits.supports(dtypes.float64)  # the functions need 64-bit integers
 
 
+@pytest.mark.parametrize(
+    "function",
+    [torch.isinf, torch.isfinite, lambda x: x > 1e100, lambda x: (x * 1e-188).long()],
+    ids=["isinf", "isfinite", "greater", "long"],
+)
+def test_without_the_feature_numbers_keep_their_range_and_digits(function: Any) -> None:
+    check(function, torch.tensor(2.000000000001e200, dtype=torch.float64), allow_host=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int64])
 def test_integers_accumulate(dtype: torch.dtype) -> None:
     x = torch.randint(0, 100, (5, 3)).to(dtype)

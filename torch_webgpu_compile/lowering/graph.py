@@ -50,6 +50,7 @@ from .fx_nodes import (
     used_results,
 )
 from .outputs import OutputLayouts, is_dense_layout
+from .promotion import result_dtype
 from .registry import LOWERINGS, NotLowered, register_all
 from .value import Value, positions, view
 
@@ -452,14 +453,28 @@ class _GraphLowering:
     ) -> DType | None:
         """A dtype among tensors in and out that has no kernels; numbers are always usable."""
         supports = self.builder.target.supports
-        for value in flatten((arguments, tuple(keywords.values()))):
-            if isinstance(value, Value) and not self._is_usable(value):
-                dtype: DType = value.dtype
-                return dtype
+        found = flatten((arguments, tuple(keywords.values())))
+        values = [value for value in found if isinstance(value, Value)]
+        for value in values:
+            if not self._is_usable(value):
+                return value.dtype
         for signature in self.builder.results:
             if signature is not None and not supports(signature.dtype) and signature.sizes:
                 return signature.dtype
-        return None
+        return self._decided_in_float64(values)
+
+    def _decided_in_float64(self, values: Sequence[Value]) -> DType | None:
+        """float64, if that has no kernels and PyTorch compares or truncates in it; else None.
+
+        float32, in which a kernel has numbers of it, would make 2e200 infinite, and 1 + 1e-9 be 1.
+        """
+        f64 = dtypes.float64
+        if self.builder.target.supports(f64) or all(value.dtype is not f64 for value in values):
+            return None
+        whole = any(
+            found is not None and not found.dtype.is_float for found in self.builder.results
+        )
+        return f64 if whole and result_dtype(values) is f64 else None
 
     def _outputs(self, node: FxNode) -> tuple[GraphOutput, ...]:
         layouts = OutputLayouts(self.builder)

@@ -101,3 +101,31 @@ def test_what_has_no_fused_kernel(shape, mask):
     close(got.cpu(), wanted)
     found = torch.autograd.grad(got.sum(), here)[0]
     close(found.cpu(), torch.autograd.grad(wanted.sum(), q)[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((2, 4, 8), torch.float32), ((2, 3, 4, 8), torch.float64)]
+)
+def test_boolean_masks_of_attention_that_is_not_fused(sizes, dtype):
+    q, k = (torch.randn(*sizes[:-2], length, 8, dtype=dtype) for length in (4, 6))
+    mask = torch.rand(4, 6) > 0.5
+    mask[0] = False  # a row without keys is 0
+    wanted = F.scaled_dot_product_attention(q, k, k, mask)
+    got = F.scaled_dot_product_attention(*(t.to("webgpu") for t in (q, k, k, mask)))
+    close(got.cpu(), wanted)
+
+
+_IS_DESCRIBED = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward", "Meta"
+)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5] if _IS_DESCRIBED else [0.0])  # not in PyTorch 2.11
+def test_other_compilers_may_keep_all_that_attention_gives(dropout):
+    q = torch.randn(2, 3, 4, 8, device="webgpu", requires_grad=True)
+    attend = torch.compile(F.scaled_dot_product_attention, backend="aot_eager")
+    y = attend(q, q, q, dropout_p=dropout)
+    (gradient,) = torch.autograd.grad(y.sum(), q)
+    if not dropout:
+        (wanted,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q)
+        close(gradient.cpu(), wanted.cpu())

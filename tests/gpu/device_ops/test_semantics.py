@@ -421,3 +421,20 @@ def test_expanded_empty_tensors_may_change(sizes):
     x = torch.empty((), device="webgpu").expand(sizes)
     assert x.add_(1).shape == sizes
     assert x.copy_(torch.zeros(sizes)).shape == sizes
+
+
+@pytest.mark.parametrize("number", [torch.inf, 2, True, 1 + 2j, 1e300])
+def test_copies_of_numbers(number):
+    dtype = torch.complex64 if isinstance(number, complex) else torch.float32
+    x = torch.zeros(2, 3, dtype=dtype, device=DEVICE)
+    for found in (x.copy_(number), x.t().zero_().copy_(number, non_blocking=True)):
+        assert torch.equal(found.cpu(), torch.zeros(found.shape, dtype=dtype).copy_(number))
+
+
+def test_what_a_mask_chooses_keeps_the_order_of_strides():
+    x = torch.randn(4, 3, 2, 5)
+    mask = torch.arange(4) % 2 == 0
+    for value in (x, x.movedim(-1, 1), x.transpose(1, 2)[..., ::2]):
+        chosen = value.to(DEVICE)[mask.to(DEVICE)]
+        assert chosen.stride() == value[mask].stride()
+        assert torch.equal(chosen.cpu(), value[mask])

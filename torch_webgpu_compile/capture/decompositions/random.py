@@ -205,14 +205,12 @@ def normal_size(mean: float, std: float, size: Size, **keywords: Any) -> Any:
     return numbers if numbers is NotImplemented else numbers * std + mean
 
 
-@_in_order
 @_of_floats
 def bernoulli(self: Tensor) -> Any:
     """1 with the probability that is the element of ``self``, else 0, in its float dtype."""
     return (_uniform(self.shape, self.device) < self).to(self.dtype)
 
 
-@_in_order
 @_seeded
 def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
     """1 with probability ``p``, else 0, like ``self``."""

@@ -34,12 +34,14 @@ _LIKE_ARGUMENT: dict[OpOverload, int] = {
         getattr(aten, f"{mode}_pad{rank}d_backward").default: 1 for mode in _PADS for rank in (2, 3)
     },
 }
-# Of these, volumes without a batch are in ``channels_last_3d``, too.
+# Without a batch, results of these are in ``channels_last_3d`` if the first argument is.
 _VOLUMES = frozenset(
     {aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default}
 )
 _CONTIGUOUS = frozenset(
     {
+        aten.bernoulli.default,
+        aten.bernoulli.p,
         aten.log_sigmoid_forward.default,
         aten.poisson.default,
         aten.rrelu_with_noise.default,
@@ -60,7 +62,7 @@ def laid_out(op: OpOverload, arguments: Sequence[Any], results: Any) -> Any:
         return tree_map_only(Tensor, Tensor.contiguous, results)
     argument = arguments[like]
     if op in _VOLUMES and argument.dim() == 4:
-        return tree_map_only(Tensor, lambda result: _as_volume(result, argument), results)
+        return tree_map_only(Tensor, lambda result: _as_volume(result, arguments[0]), results)
     wanted = suggest_memory_format(argument)
 
     def convert(result: Tensor) -> Tensor:
