@@ -54,8 +54,9 @@ def test_assertions_of_eager_operators():
     lengths = torch.tensor([[0, 2], [2, 1]], device="webgpu")
     with pytest.raises(RuntimeError, match="Expected all rows of lengths along axis"):
         torch.segment_reduce(x.view(2, 3), "sum", lengths=lengths, axis=1)
-    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
-        torch.cholesky(-torch.eye(3, device="webgpu"))
+    if hasattr(torch.ops.aten, "cholesky"):  # PyTorch 2.14 has it no more
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+            torch.ops.aten.cholesky(-torch.eye(3, device="webgpu"))
 
 
 @on_devices

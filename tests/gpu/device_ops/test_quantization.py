@@ -145,13 +145,6 @@ def test_observers_switch_it_off():
         torch.testing.assert_close(native(f)(x, enabled), f(x, enabled))
 
 
-def test_quantized_dtypes_are_refused():
-    x = torch.randn(4, device="webgpu")
-    with pytest.raises(NotImplementedError, match="quantized_decomposed"):
-        torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
-    torch.testing.assert_close((x + 1).cpu(), x.cpu() + 1)
-
-
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_tensors_are_refused():
     """By one message, whether they would be made here or moved."""

@@ -56,12 +56,12 @@ def make_coo(
 ) -> Tensor:
     """``aten::sparse_coo_tensor.indices_size``; the host sees whether indices are coalesced."""
     make = partial(aten.sparse_coo_tensor.indices_size._op_dk, _COMPOSITE, indices, values, size)
-    checks = torch.sparse.check_sparse_tensor_invariants
+    checks: Any = torch.sparse.check_sparse_tensor_invariants
     made: Tensor
     if is_coalesced and checks.is_enabled():
         check = aten._validate_sparse_coo_tensor_args.default
         run_on_host(check, (indices, values.detach(), size, is_coalesced), {})
-        with checks(enable=False):  # type: ignore[no-untyped-call]
+        with checks(enable=False):
             made = make(is_coalesced=is_coalesced, **kind)
     else:
         made = make(is_coalesced=is_coalesced, **kind)

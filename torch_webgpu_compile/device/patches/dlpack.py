@@ -31,7 +31,7 @@ def install() -> None:
     @functools.wraps(device_of)
     def dlpack_device(self: Tensor) -> Any:
         if self.device.type != devices.NAME or has_torch_function_unary(self):
-            return device_of(self)  # type: ignore[no-untyped-call]
+            return device_of(self)
         return torch.utils.dlpack.DLDeviceType.kDLExtDev, devices.index_of(self.device)
 
     @functools.wraps(make)
@@ -40,7 +40,7 @@ def install() -> None:
         return _in_its_storage(found) if found.device.type == devices.NAME else found
 
     Tensor.__dlpack_device__ = dlpack_device  # type: ignore[method-assign]
-    torch._C._from_dlpack = from_dlpack
+    torch._C._from_dlpack = from_dlpack  # type: ignore[assignment]
 
 
 def _in_its_storage(tensor: Tensor) -> Tensor:
