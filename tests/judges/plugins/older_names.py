@@ -62,6 +62,7 @@ _fx: Any = (
 if _fx is not torch and not hasattr(_fx, "complex_memory_overlap"):
     _fx.complex_memory_overlap = None
 
+_EVERYWHERE = ("test_aotdispatch", "test_proxy_tensor")
 
 _devices: Any = importlib.import_module("torch.testing._internal.common_device_type")
 _instantiate = _devices.instantiate_device_type_tests
@@ -70,7 +71,7 @@ _instantiate = _devices.instantiate_device_type_tests
 def _instantiate_here(
     generic: type, scope: dict[str, Any], except_for: Any = None, only_for: Any = None, **more: Any
 ) -> None:
-    """As the original, but what is for CPUs is for this device, too.
+    """As the original, but what is for CPUs and CUDA is for this device, too.
 
     Older versions took the methods out of the generic class: ``super(self.__class__, self)`` does
     not end now. The classes that say so only set what is about CUDA.
@@ -79,7 +80,10 @@ def _instantiate_here(
         method: Any = vars(generic).get(name)
         if method is not None and "__class__" in method.__code__.co_names:
             delattr(generic, name)
-    if only_for is not None and "cpu" in only_for:  # a name, or several
+    if only_for == "cpu":  # as it is slow, but for the few that are about the CPU's kernels
+        everywhere = any(test in argument for test in _EVERYWHERE for argument in sys.argv)
+        only_for = None if everywhere else only_for
+    elif only_for is not None and {"cpu", "cuda"} <= {*only_for}:
         only_for = None
     _instantiate(generic, scope, except_for=except_for, only_for=only_for, **more)
 

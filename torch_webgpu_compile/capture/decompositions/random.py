@@ -89,7 +89,8 @@ def _in_order(rule: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Tensor, *arguments: Any, **keywords: Any) -> Any:
         preserves = keywords.get("memory_format") in (None, torch.preserve_format)
         strides = torch.empty_like(self).stride() if preserves else ()
-        order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+        # Of equal strides, that of a dimension of one element is the inner one's.
+        order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], self.shape[dim] == 1))
         if order == list(range(len(strides))):
             return rule(self, *arguments, **keywords)
         back = [order.index(dim) for dim in range(len(order))]

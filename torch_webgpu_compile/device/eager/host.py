@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ... import fallbacks
+from ...capture.eager.arguments import with_tensors
 from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
@@ -44,7 +45,9 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
     moved = _Moved()
     if op._schema.is_mutable:
         moved.find_shared((arguments, keywords))
-    host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
+    # PyTorch hands numbers in tensors' places to Python, but does not take them from there.
+    given = with_tensors(op, arguments), keywords
+    host_arguments, host_keywords = pytree.tree_map(moved.to_host, given)
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
     with torch._C._DisableAutocast():  # of the CPU

@@ -45,13 +45,14 @@ def _with_deviations(op: OpOverload, mean: Tensor | float, std: Tensor, **keywor
     return found
 
 
-def _check_bounds(dtype: torch.dtype, *bounds: int, op: OpOverload | None = None) -> None:
+def _check_bounds(dtype: torch.dtype, *bounds: int | None, op: OpOverload | None = None) -> None:
     """`_check` of whole numbers; PyTorch warns, each time, of those that a float type lacks."""
-    is_exact = not dtype.is_floating_point or max(map(abs, bounds)) <= 2 / torch.finfo(dtype).eps
+    largest = max(abs(bound or 0) for bound in bounds)  # None: as far as the dtype goes
+    is_exact = not dtype.is_floating_point or largest <= 2 / torch.finfo(dtype).eps
     (_check if is_exact else _check.__wrapped__)(op or _random, dtype, *bounds)
 
 
-def _with_integers(op: OpOverload, tensor: Tensor, *bounds: int, **keywords: Any) -> Any:
+def _with_integers(op: OpOverload, tensor: Tensor, *bounds: int | None, **keywords: Any) -> Any:
     _check_bounds(tensor.dtype, *bounds, op=op)
     return run(op, tensor, *bounds, **keywords)
 

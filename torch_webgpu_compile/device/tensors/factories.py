@@ -75,6 +75,11 @@ def empty_strided(
     pin_memory: bool | None = None,
 ) -> Tensor:
     """``aten::empty_strided``."""
+    if len(size) != len(stride):
+        raise RuntimeError(
+            f"dimensionality of sizes ({len(size)}) must match dimensionality of strides "
+            f"({len(stride)})"
+        )
     dtype = dtype or torch.get_default_dtype()
     index = devices.index_of(device)
     storage = new_storage(storage_span(size, stride) * dtype.itemsize, index)
