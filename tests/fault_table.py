@@ -422,8 +422,8 @@ FAULTS = (
     Fault(
         "counter_of_seeds_advances_by_one",
         "device/generators.py",
-        "_states[default] = seed, offset + count",
-        "_states[default] = seed, offset + 1",
+        "_states[place] = seed, offset + count",
+        "_states[place] = seed, offset + 1",
         _tests("unit/test_random.py"),
     ),
     Fault(

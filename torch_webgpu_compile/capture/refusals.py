@@ -170,8 +170,15 @@ def _is_asked(function: Callable[..., Any]) -> bool:
 def _is_structured(op: OpOverload) -> bool:
     packet = op.overloadpacket
     schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
-    names = (f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas)
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, _STRUCTURED) for name in names)
+    return any(map(_has_structured_kernel, schemas))
+
+
+def _has_structured_kernel(schema: Any) -> bool:
+    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, _STRUCTURED)
+    except RuntimeError:  # an overload of TorchScript's alone
+        return False
 
 
 def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
