@@ -75,13 +75,6 @@ def test_bags_of_embeddings_with_narrower_offsets(mode: int) -> None:
     assert {result.dtype for result in found[1:]} == {torch.int64}
 
 
-def test_self_attention_of_dtypes_without_kernels() -> None:
-    sizes = (2, 3, 4), (12, 4), (12,), (4, 4)
-    x, packed, bias, out = (torch.randn(size, dtype=torch.float64) for size in sizes)
-    rest = 4, 2, packed, bias, out, bias[:4]
-    close(custom_ops.self_attention(x, *rest), torch._native_multi_head_attention(x, x, x, *rest))
-
-
 @pytest.mark.parametrize("number", [torch.inf, 2, True])
 def test_copies_of_numbers(number: float) -> None:
     for dtype in (torch.float32, torch.int32 if number == 2 else torch.complex64):

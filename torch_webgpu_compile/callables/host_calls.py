@@ -15,6 +15,7 @@ from ..ir.nodes import HostCall
 from ..plan.model import HostStep, Plan, PlanBuffer, view_at
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, evaluate, may_overlap
+from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import torch_dtype
 
 
@@ -140,6 +141,9 @@ def is_collective(target: str) -> bool:
     return target.startswith("_c10d_functional.")
 
 
+_ASSERTIONS = frozenset(map(str, ASSERTIONS))
+
+
 class HostCalls:
     """Runs the host steps of a plan with PyTorch; given to an `Executor` as ``host_call``."""
 
@@ -166,7 +170,8 @@ class HostCalls:
             return laid_out(found, argument.strides, sizes)
 
         tensors = call_overload(step, tensor, sizes, len(step.outputs))
-        if not is_collective(step.target):
+        # Only the host can talk to other processes, and raise.
+        if not is_collective(step.target) and step.target not in _ASSERTIONS:
             counters.add_fallback(step.target)
         return [
             None if not name else self._encode(step, self._buffers[name], tensor, sizes)
