@@ -62,7 +62,7 @@ class Judged:
     on_both: int
     late: int
     failed: Mapping[str, End]
-    where: str
+    places: frozenset[str]
 
     @property
     def compared(self) -> int:
@@ -87,7 +87,7 @@ def judge(results: Path, suite: str, file: str) -> Judged | None:
         if name in wanted and not end.is_right and end.outcome != "skipped"
     }
     tried = len(reference.ends)
-    return Judged(file, reference.total, tried, len(passed), both, late, failed, subject.where)
+    return Judged(file, reference.total, tried, len(passed), both, late, failed, subject.places)
 
 
 def files_of(results: Path, suite: str) -> list[str]:
@@ -119,7 +119,7 @@ def page(results: Path) -> str:
         judged = [j for file in files_of(results, key) if (j := judge(results, key, file))]
         if not judged:
             continue
-        places = sorted({j.where for j in judged if j.where})
+        places = sorted({place for j in judged for place in j.places})
         lines += ["", f"## {suite.title}", "", *(f"{place}." for place in places), ""]
         lines += [
             "| file | tests | tried | passed on the CPU | late | compared | passed on both |"

@@ -56,8 +56,8 @@ class Results:
     ends: dict[str, End]
     total: int
     """How many there are."""
-    where: str = ""
-    """The version of PyTorch, and the GPU, if one was used."""
+    places: frozenset[str] = frozenset()
+    """Versions of PyTorch and GPUs, if they were used."""
 
 
 def path_of(results: Path, suite: str, file: str, side: str) -> Path:
@@ -72,11 +72,11 @@ def load(path: Path) -> Results:
     it is as if it had not been begun.
     """
     last: dict[str, Any] = {}
-    total, where = 0, ""
+    total, places = 0, set[str]()
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
         total = max(total, row.get("total", 0))  # a match leaves fewer
-        where = row.get("where", where)
+        places |= {row["where"]} if "where" in row else set()
         if "name" in row:
             last[row["name"]] = row
         elif "ended" in row:
@@ -87,7 +87,7 @@ def load(path: Path) -> Results:
         for name, row in last.items()
         if row["outcome"] != "begun"
     }
-    return Results(ends, total, where)
+    return Results(ends, total, frozenset(places))
 
 
 def is_wanted(suite: Suite, end: End) -> bool:
