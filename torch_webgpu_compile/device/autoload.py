@@ -35,6 +35,7 @@ PATCHES = (
 
 _registered = False
 _run: Callable[..., Any] | None = None
+_to_copy: Callable[..., Any] | None = None
 
 
 def load() -> None:
@@ -145,6 +146,7 @@ def _register() -> list[str]:
     )
     module.add_submodules()
     new_library("_").fallback(untraced(run), "PrivateUse1")
+    new_library("aten").impl("_to_copy", untraced(to_copy), "PrivateUse1")
     return [changes.attempt(_full(patch), partial(_install, patch)) for patch in PATCHES]
 
 
@@ -168,3 +170,19 @@ def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
         if has_kernel(op.name(), "PrivateUse1"):
             return op(*arguments, **keywords)
     return _run(op, *arguments, **keywords)
+
+
+def to_copy(*arguments: Any, **keywords: Any) -> Any:
+    """``aten::_to_copy``; registers the other kernels before.
+
+    While a graph is traced, torch.tensor makes a real tensor all the same: it hides its operators
+    from the mode. PyTorch asks modes for Python kernels then, which know those of an operator, but
+    not the fallback. This one is the first of them in a process, and comes before `_lazy_init`.
+    """
+    global _to_copy
+    if _to_copy is None:
+        from .eager import copies, kernels
+
+        kernels.register()
+        _to_copy = copies.to_copy
+    return _to_copy(*arguments, **keywords)

@@ -48,6 +48,8 @@ _COMPOSITE = frozenset(
         "_unsafe_view",
     }
 )
+# `autoload` has registered theirs.
+_REGISTERED = frozenset({"_to_copy"})
 # Their composite kernels refuse devices that they do not know.
 _REFUSING = (
     "conj_physical_",
@@ -65,7 +67,6 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "resize_": factories.resize_,
     "copy_": copies.copy_,
     "_copy_from": copies.copy_from,
-    "_to_copy": copies.to_copy,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
     "randperm.generator_out": composed.randperm_out,
@@ -174,9 +175,10 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
         for overload in native_operators()
     }
     found = []
+    known = _REGISTERED.union(kernels)
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")
-        if namespace != "aten" or short in kernels or short.split(".")[0] in _COMPOSITE:
+        if namespace != "aten" or short in known or short.split(".")[0] in _COMPOSITE:
             continue
         structured = _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
         composite = _has_kernel(name, "CompositeExplicitAutograd")
