@@ -75,11 +75,12 @@ def test_bags_of_embeddings_with_narrower_offsets(mode: int) -> None:
     assert {result.dtype for result in found[1:]} == {torch.int64}
 
 
-def test_self_attention_of_dtypes_without_kernels() -> None:
-    sizes = (2, 3, 4), (12, 4), (12,), (4, 4)
-    x, packed, bias, out = (torch.randn(size, dtype=torch.float64) for size in sizes)
-    rest = 4, 2, packed, bias, out, bias[:4]
-    close(custom_ops.self_attention(x, *rest), torch._native_multi_head_attention(x, x, x, *rest))
+@pytest.mark.parametrize("beta", [0, 0.5])
+def test_sums_of_products_in_a_wider_dtype(beta: float) -> None:
+    x, a, b = (torch.randn(2, *sizes).half() for sizes in ((3, 5), (3, 4), (4, 5)))
+    x = torch.full_like(x, torch.nan) if beta == 0 else x
+    _, found = run(aten.baddbmm.dtype, x, a, b, torch.float32, beta=beta, alpha=2)
+    close(found, torch.baddbmm(x.float(), a.float(), b.float(), beta=beta, alpha=2))
 
 
 @pytest.mark.parametrize("number", [torch.inf, 2, True])

@@ -9,7 +9,6 @@ Attention is in ``attention_ops``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,10 +70,3 @@ torch.library.define(
     "bool average_attn_weights=True, int? mask_type=None) -> (Tensor, Tensor)",
 )
 self_attention: torch._ops.OpOverload = torch.ops.webgpu.self_attention.default
-
-
-@torch.library.impl("webgpu::self_attention", "CPU")
-def _(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """For dtypes that the GPU has no kernels for."""
-    found: tuple[Tensor, Tensor] = torch._native_multi_head_attention(query, query, query, *rest)
-    return found

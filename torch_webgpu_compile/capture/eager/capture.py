@@ -249,6 +249,24 @@ def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]
     return decompositions(native) | device_ops.DECOMPOSITIONS
 
 
+@lru_cache(maxsize=1)
+def _rules() -> dict[OpOverload, Callable[..., Any]]:
+    return _table.__wrapped__(frozenset())
+
+
+def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
+    """What computes on CPU tensors what PyTorch has for other devices only: its decomposition.
+
+    None for an operator that the CPU has, and for one without a decomposition.
+    """
+    name = f"{op._schema.name}.{op._schema.overload_name}".rstrip(".")
+    if op in device_ops.DECOMPOSITIONS:  # the CPU's kernel of some of these only refuses
+        is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+    else:
+        is_there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+    return None if is_there else _rules().get(op)
+
+
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from ...capture.decompositions.table import is_composite
+from ...capture.eager.capture import rule_for_host
 from ...capture.refusals import INSTEAD, refusal
 from ...errors import AdapterError, DeviceError, OutOfMemoryError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
@@ -231,7 +232,7 @@ def _with_unlikely_numbers(call: _Call) -> Iterator[Any]:
 
 def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any:
     """A call that has kernels, but none for tensors as large as these."""
-    if not _runs_on_cpu(call.op):
+    if not _runs_on_host(call.op):
         raise error
     _remember(call, None)
     cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
@@ -248,6 +249,11 @@ def _runs_on_cpu(op: OpOverload) -> bool:
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
 
 
+def _runs_on_host(op: OpOverload) -> bool:
+    """Whether `run_on_host` can compute it, by a kernel or by a decomposition."""
+    return _runs_on_cpu(op) or rule_for_host(op) is not None
+
+
 def _refused(call: _Call, cause: str) -> Any:
     """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
     results = call.on_host()
@@ -257,7 +263,7 @@ def _refused(call: _Call, cause: str) -> Any:
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
     """What computes a call, or why it is for the host: ``cause``, or what the compiler says."""
-    if cause and not _runs_on_cpu(op):
+    if cause and not _runs_on_host(op):
         raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:
         return None, cause
@@ -271,7 +277,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
             try:
                 compiled = compile_op(op, placement, [found.specs for found in known])
             except UnsupportedOp as error:
-                if not _runs_on_cpu(op):
+                if not _runs_on_host(op):
                     raise
                 return None, error.cause
             known.append(compiled)

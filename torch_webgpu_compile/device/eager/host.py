@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ... import fallbacks
+from ...capture.eager.capture import rule_for_host
 from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
@@ -47,8 +48,9 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
     host_arguments, host_keywords = pytree.tree_map(moved.to_host, (arguments, keywords))
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
+    compute = rule_for_host(op) or op
     with torch._C._DisableAutocast():  # of the CPU
-        results = op(*host_arguments, **host_keywords)
+        results = compute(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
     return pytree.tree_map(moved.to_device, results)
