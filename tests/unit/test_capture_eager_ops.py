@@ -75,6 +75,14 @@ def test_bags_of_embeddings_with_narrower_offsets(mode: int) -> None:
     assert {result.dtype for result in found[1:]} == {torch.int64}
 
 
+@pytest.mark.parametrize("beta", [0, 0.5])
+def test_sums_of_products_in_a_wider_dtype(beta: float) -> None:
+    x, a, b = (torch.randn(2, *sizes).half() for sizes in ((3, 5), (3, 4), (4, 5)))
+    x = torch.full_like(x, torch.nan) if beta == 0 else x
+    _, found = run(aten.baddbmm.dtype, x, a, b, torch.float32, beta=beta, alpha=2)
+    close(found, torch.baddbmm(x.float(), a.float(), b.float(), beta=beta, alpha=2))
+
+
 @pytest.mark.parametrize("number", [torch.inf, 2, True])
 def test_copies_of_numbers(number: float) -> None:
     for dtype in (torch.float32, torch.int32 if number == 2 else torch.complex64):

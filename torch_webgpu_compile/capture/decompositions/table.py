@@ -26,6 +26,7 @@ from . import (
     jagged,
     losses,
     packed_weights,
+    products,
     quantization,
     random,
     recurrent,
@@ -65,8 +66,8 @@ REFERENCES: frozenset[OpOverload] = frozenset(
 # Rules for operators that PyTorch has none for, or one with other results than its kernels.
 FAMILIES = (
     *(counting, ctc, distributions, factorizations, fused_optimizers, grouped, jagged, losses),
-    *(packed_weights, quantization, recurrent, sampling, segments, synchronized_norm),
-    *(weight_norm, windows),
+    *(packed_weights, products, quantization, recurrent, sampling, segments),
+    *(synchronized_norm, weight_norm, windows),
 )
 # Of all families.
 OWN: dict[OpOverload, Decomposition] = {

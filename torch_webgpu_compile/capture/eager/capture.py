@@ -259,7 +259,7 @@ def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
 
     None for an operator that the CPU has, and for one without a decomposition.
     """
-    name = op.name()
+    name = f"{op._schema.name}.{op._schema.overload_name}".rstrip(".")
     if op in device_ops.DECOMPOSITIONS:  # the CPU's kernel of some of these only refuses
         is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
     else:
