@@ -216,3 +216,35 @@ def test_tensors_of_inference_mode() -> None:
         assert (x * 2).is_inference()
         assert torch.ones(2, device="webgpu:1").is_inference()
     assert not (x * 2).is_inference()
+
+
+class Moving(torch.nn.Module):
+    """Takes and gives CPU tensors, and computes on the device, with a parameter of the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3).to("webgpu")
+        self.register_buffer("mean", torch.zeros(3))
+        self.scale = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x.to("webgpu") * self.scale.to("webgpu"))
+        self.mean.add_(y.detach().mean(0).cpu())
+        return y.cpu() + 1, y
+
+
+def test_compiled_functions_move_tensors() -> None:
+    """What a compiled function left on the CPU was on the device, gradients too."""
+    torch.manual_seed(0)
+    plain = Moving()
+    module = copy.deepcopy(plain)
+    compiled = torch.compile(module, backend="webgpu", fullgraph=True)
+    x, same = (torch.linspace(-1, 1, 6).view(2, 3).requires_grad_() for _ in range(2))
+    for _ in range(2):
+        found, wanted = compiled(x), plain(same)
+        assert [y.device for y in found] == [y.device for y in wanted]
+        for results in (found, wanted):
+            results[0].square().sum().backward()
+        pairs = [*zip(module.parameters(), plain.parameters(), strict=True), (x, same)]
+        torch.testing.assert_close(*zip(*((a.grad, b.grad) for a, b in pairs), strict=True))
+        torch.testing.assert_close(module.mean, plain.mean)

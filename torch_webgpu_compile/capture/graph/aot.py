@@ -153,6 +153,7 @@ def capture(
         counted: frozenset[int] = frozenset(),
     ) -> BoxedFunction:
         metadata = None if name == "backward" else _metadata()
+        on_host = _results_on_host(graph, saved)
         taken = take_views(graph, metadata, decides=bool(calls))
         title = f"graph{number}_{name}"
         compiled: BoxedFunction
@@ -166,6 +167,8 @@ def capture(
             compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
         if taken.views:
             compiled = with_views(compiled, taken)
+        if on_host:
+            compiled = _on_host(compiled, on_host)
         if name == "backward" and isinstance(compiled, (Uncompiled, DividedGraph)):
             compiled = _filling(compiled, fill)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
@@ -283,6 +286,36 @@ def capture(
     elif twice and not is_random and written is not None:
         traced = double_backward.differentiable_twice(traced, written)
     return dynamo.converting(traced, misdescribed)
+
+
+def _results_on_host(graph: torch.fx.GraphModule, saved: frozenset[int]) -> tuple[int, ...]:
+    """Positions of the results of a graph on the device that are CPU tensors.
+
+    The device computes them, too. What only a backward graph reads (``saved``) may stay there.
+    """
+    places = [getattr(node.meta.get("val"), "device", None) for node in graph.graph.nodes]
+    if not any(place is not None and place.type != "cpu" for place in places):
+        return ()
+    (results,) = graph.graph.output_node().args
+    found = (getattr(node, "meta", {}).get("val") for node in results)
+    return tuple(
+        k
+        for k, value in enumerate(found)
+        if k not in saved and isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    )
+
+
+def _on_host(run: BoxedFunction, positions: Sequence[int]) -> BoxedFunction:
+    """``run`` with the results at these positions on the host."""
+
+    def call(arguments: list[Any]) -> Sequence[Any]:
+        results = list(run(arguments))
+        for position in positions:
+            if results[position] is not None:
+                results[position] = results[position].cpu()
+        return results
+
+    return call
 
 
 def _filling(run: BoxedFunction, fill: Callable[[Iterable[Any]], None]) -> BoxedFunction:
