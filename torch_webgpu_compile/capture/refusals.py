@@ -57,7 +57,10 @@ _MOST_LARGE_WORK = 1 << 22  # of other calls, after sizes were made smaller
 _LARGE_NUMBER = 64  # whose square or cube may be the size of a result
 # Floats are 1, a probability. Whole numbers are 0, an index, which kernels may rely on, but no
 # divisor, pivot or count: where it is one, 1 decides.
-_NOT_ZERO = ("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0")
+_NOT_ZERO = (
+    *("ZeroDivisionError", "ivots given to", "ivots passed to", "sum to zero", "got 0"),
+    "without overflow",
+)
 _OF_MASK = "shape mismatch: value tensor of shape"  # what a mask chooses may have it
 # Operators that compare sizes with what tensors contain, or even rely on it; that read what is
 # beside them in memory, or a file.
