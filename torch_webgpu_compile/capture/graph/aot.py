@@ -296,7 +296,7 @@ def _results_on_host(graph: torch.fx.GraphModule, saved: frozenset[int]) -> tupl
     places = [getattr(node.meta.get("val"), "device", None) for node in graph.graph.nodes]
     if not any(place is not None and place.type != "cpu" for place in places):
         return ()
-    (results,) = graph.graph.output_node().args
+    results: Any = graph.graph.output_node().args[0]
     found = (getattr(node, "meta", {}).get("val") for node in results)
     return tuple(
         k
