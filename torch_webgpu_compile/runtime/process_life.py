@@ -15,7 +15,7 @@ from weakref import WeakSet
 from ..errors import DeviceError
 
 _EXIT_SECONDS = 2.0  # how long the process waits for other threads to leave this package
-_GPU_SECONDS = 60.0  # how long for a GPU: as long as wgpu-native's own waits
+_GPU_SECONDS = 60.0  # how long for a GPU: one that hangs must not keep it forever
 _QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for threads on their way here
 
 

@@ -23,7 +23,7 @@ from .type_strings import parse_only_needed
 _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
 _AWAKE_SECONDS = 1e-3  # a thread that sleeps notices the end 70 µs late on an H100's host
-_PAUSE_SECONDS = 1e-3
+_PAUSE_SECONDS = 1e-3  # between two looks while the process exits
 
 
 def bindings() -> tuple[Any, Any]:
