@@ -351,7 +351,7 @@ def test_threads_with_one_executor(device: Device) -> None:
 # ---- the end
 
 
-def run_python(code: str, provider: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, provider: str, first: str = "") -> subprocess.CompletedProcess[str]:
     prelude = (
         "import sys; sys.path.insert(0, 'tests/gpu')\n"
         "import numpy as np\n"
@@ -365,7 +365,7 @@ def run_python(code: str, provider: str) -> subprocess.CompletedProcess[str]:
         "bound.replay()\n"
     )
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", prelude + code],
+        [sys.executable, "-W", "error", "-c", first + prelude + code],
         capture_output=True,
         text=True,
         timeout=120,
@@ -386,6 +386,43 @@ def run_python(code: str, provider: str) -> subprocess.CompletedProcess[str]:
 )
 def test_interpreter_exit_is_quiet(code: str, provider: str) -> None:
     done = run_python(code, provider)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Handlers that are registered first come last.
+IS_DONE = """
+import atexit, os
+os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
+@atexit.register
+def is_done():
+    assert device.backend.wait_at_most(0)
+"""
+# A driver on the CPU is busy compiling for a while when such a kernel first runs.
+SUBMIT = """
+from dataclasses import replace
+from runtime_plans import ADD, ADD_KERNEL
+long = " + ".join(f"sin(a[id.x] * {k}.5) / cos(b[id.x] + {k}.5)" for k in range(100))
+kernel = replace(ADD_KERNEL, wgsl=ADD.replace("a[id.x] + b[id.x]", long))
+slow = Executor(replace(add_plan(64), kernels=(kernel,)), device).bind()
+def submit():
+    slow.replay()
+    device.queue.flush()
+"""
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "submit()",
+        "atexit.unregister(is_done)\nclass Late:\n"
+        "    def __del__(self, submit=submit, is_done=is_done): submit(); is_done()\n"
+        "late = Late(); late.itself = late",
+    ],
+    ids=["before the exit", "during the exit"],
+)
+def test_the_exit_waits_for_work(code: str, provider: str) -> None:
+    done = run_python(SUBMIT + code, provider, IS_DONE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

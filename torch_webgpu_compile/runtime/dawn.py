@@ -11,8 +11,10 @@ without its lock.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -218,14 +220,21 @@ def _feature(name: str) -> str:
     return f"WGPUFeatureName_{words}"
 
 
-def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any) -> None:
-    """Waits for a future, without the device's lock. Its callback has been called then."""
+def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any, seconds: float = math.inf) -> bool:
+    """Waits for a future, without the device's lock; False if that takes longer.
+
+    Its callback has been called then.
+    """
     info = ffi.new("WGPUFutureWaitInfo *")
     info.future = future
-    while not info.completed:
-        status = lib.wgpuInstanceWaitAny(instance, 1, info, _SLICE)
+    end = time.monotonic() + seconds
+    while True:
+        left = max(0.0, end - time.monotonic())
+        status = lib.wgpuInstanceWaitAny(instance, 1, info, int(min(_SLICE, 1e9 * left)))
         if status == lib.WGPUWaitStatus_Error:
             raise DeviceError("waiting for the GPU: wgpuInstanceWaitAny failed")
+        if info.completed or time.monotonic() >= end:
+            return bool(info.completed)
 
 
 class Dawn:
@@ -281,6 +290,11 @@ class Dawn:
             mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
         _wait_any(self.ffi, self.lib, self._instance, mark)
         self.lib.wgpuInstanceProcessEvents(self._instance)  # frees what was released
+
+    def wait_at_most(self, seconds: float) -> bool:
+        """Waits for a future that is made now."""
+        mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
+        return _wait_any(self.ffi, self.lib, self._instance, mark, seconds)
 
     def wait_for_map(self, future: Handle, submission: int | None) -> None:
         """Waits for the mapping itself, which waits for what uses the buffer."""

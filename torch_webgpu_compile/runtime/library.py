@@ -49,6 +49,9 @@ class Library(Protocol):
     def wait(self, mark: Handle | None) -> None:
         """Until what was marked is done; with None, until everything that was submitted is."""
 
+    def wait_at_most(self, seconds: float) -> bool:
+        """Until everything that was submitted is done, or so long; whether it is done."""
+
     def wait_for_map(self, future: Handle, submission: int | None) -> None:
         """Until a mapping's callback has been called, or another thread is about to call it.
 

@@ -41,7 +41,7 @@ from .interface import (
     Span,
 )
 from .library import Library
-from .process_life import process, refuse
+from .process_life import finish, process, refuse, use
 from .signals import Signal
 
 _MAX_QUERIES = 4096  # WebGPU spec, the largest query set
@@ -52,7 +52,7 @@ class NativeBackend:
     """`interface.Backend` on the handles of a library."""
 
     def __init__(self, library: Library) -> None:
-        process.used = True
+        use(self)
         self.library = library
         self.ffi, self.lib = library.ffi, library.lib
         self.device: Handle = library.device
@@ -335,6 +335,8 @@ class NativeBackend:
         if must_finish is not None:
             self.check("waiting for the GPU")
             self.library.wait(must_finish)
+        if process.exiting:
+            finish(self)
         return index
 
     def _record(self, encode: Callable[[Handle], None], name: str) -> Handle:
@@ -385,6 +387,11 @@ class NativeBackend:
         """Waits until all submissions are done. Raises DeviceLostError."""
         self.check("waiting for the GPU")
         self.library.wait(None)
+
+    def wait_at_most(self, seconds: float) -> bool:
+        """`wait`, but no longer than this; whether all submissions are done."""
+        self.check("waiting for the GPU")
+        return self.library.wait_at_most(seconds)
 
     def submit_timed(self, run: DispatchRun, name: str) -> list[Span] | None:
         """Runs dispatches one by one and waits; None, and nothing run, without timestamps."""

@@ -23,6 +23,7 @@ from .type_strings import parse_only_needed
 _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
 _AWAKE_SECONDS = 1e-3  # a thread that sleeps notices the end 70 µs late on an H100's host
+_PAUSE_SECONDS = 1e-3  # between two looks while the process exits
 
 
 def bindings() -> tuple[Any, Any]:
@@ -97,6 +98,16 @@ class WgpuNative:
         else:
             self.lib.wgpuDevicePoll(self.device, True, mark)
 
+    def wait_at_most(self, seconds: float) -> bool:
+        """Polls the device now and then."""
+        done = self.signal_when_done()
+        end = time.perf_counter() + seconds
+        while not self._is_done_soon(done):
+            if time.perf_counter() >= end:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
+
     def wait_for_map(self, future: Handle, submission: int | None) -> None:
         """Polls the device: that calls callbacks. Its futures cannot be waited for."""
         if submission is not None:
@@ -129,8 +140,10 @@ class WgpuNative:
         What `wgpuDevicePoll` returns says nothing: with wgpu-native 29 it is always true.
         """
         end = time.perf_counter() + self.awake_seconds
-        while not done.statuses and time.perf_counter() < end:
+        while not done.statuses:
             self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
+            if time.perf_counter() >= end:
+                break
         return bool(done.statuses)
 
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
