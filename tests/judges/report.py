@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,14 +93,6 @@ def judge(results: Path, suite: str, file: str) -> Judged | None:
 def files_of(results: Path, suite: str) -> list[str]:
     """The files of a suite that have been tried, in the suite's order."""
     return [f for f in SUITES[suite].files if path_of(results, suite, f, "reference").exists()]
-
-
-def failures(results: Path, suite: str) -> Iterator[tuple[str, str, End]]:
-    """File, name and end of every test that failed here alone."""
-    for file in files_of(results, suite):
-        judged = judge(results, suite, file)
-        for name, end in sorted(judged.failed.items()) if judged else ():
-            yield file, name, end
 
 
 def page(results: Path) -> str:

@@ -28,6 +28,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from ..symbolic.sizes import storage_span
+from ..torch_ops.names import dispatch_name
 from .tracing import clean_dispatch
 
 
@@ -172,14 +173,12 @@ def _is_asked(function: Callable[..., Any]) -> bool:
 
 def _is_structured(op: OpOverload) -> bool:
     packet = op.overloadpacket
-    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
-    return any(map(_has_structured_kernel, schemas))
+    return any(_has_structured_kernel(getattr(packet, name)) for name in packet.overloads())
 
 
-def _has_structured_kernel(schema: Any) -> bool:
-    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
+def _has_structured_kernel(op: OpOverload) -> bool:
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, _STRUCTURED)
+        return torch._C._dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _STRUCTURED)
     except RuntimeError:  # an overload of TorchScript's alone
         return False
 

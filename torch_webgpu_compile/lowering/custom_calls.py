@@ -30,6 +30,7 @@ from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, as_expr
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import is_foreign
+from ..torch_ops.names import dispatch_name
 from .builder import Builder, ResultType
 from .fallback import check_sizes, encode
 from .outputs import is_dense_layout
@@ -161,7 +162,7 @@ def runs_on_device(overload: OpOverload, node: FxNode) -> bool:
     types) is given what the graph is given: it may look at the memory of CPU tensors.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    name: str = overload.name()  # type: ignore[no-untyped-call]
+    name = dispatch_name(overload)
     if has_kernel(name, "PrivateUse1"):
         return True
     found = [n.meta.get("val") for n in (node, *node.all_input_nodes)]

@@ -50,6 +50,12 @@ class _Segments:
         values = torch.cat([values, none], len(self.before)).view(-1, *rest)
         return values.index_select(0, self.of_row)
 
+    def reduced(self, rows: Tensor, kind: str, start: float) -> Tensor:
+        """Of a value for each row and a first one, one for each of the `total` segments."""
+        totals = rows.new_full((self.total, *rows.shape[1:]), start)
+        index = self.of_row.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        return totals.scatter_reduce(0, index, rows, kind)
+
     def sum(self, rows: Tensor) -> Tensor:
         """Of a value for each row, the sum of its segment."""
         totals = rows.new_zeros((self.total, *rows.shape[1:])).index_add(0, self.of_row, rows)
@@ -96,9 +102,7 @@ def segment_reduce(
         _check_lengths(lengths, data.shape[len(segments.before)])
     start = _INITIAL[reduce] if initial is None else initial
     rows = segments.rows(data)
-    total = rows.new_full((segments.total, *rows.shape[1:]), start)
-    index = segments.of_row.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    found = segments.kept(total.scatter_reduce(0, index, rows, _KINDS[reduce]))
+    found = segments.kept(segments.reduced(rows, _KINDS[reduce], start))
     if reduce != "mean":
         return found
     sizes = torch.zeros(segments.total, dtype=data.dtype, device=data.device)
@@ -154,9 +158,8 @@ def _others(segments: _Segments, rows: Tensor, products: Tensor, initial: float 
     """
     is_zero, is_nan = rows == 0, torch.isnan(rows)
     is_left = is_zero | is_nan
-    start = rows.new_full((segments.total, *rows.shape[1:]), 1 if initial is None else initial)
-    index = segments.of_row.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    kept = start.scatter_reduce(0, index, torch.where(is_left, 1, rows), "prod")
+    start = 1.0 if initial is None else initial
+    kept = segments.reduced(torch.where(is_left, 1, rows), "prod", start)
     kept = kept.index_select(0, segments.of_row)
     zeros, nans = (segments.sum(x.to(rows.dtype)) - x.to(rows.dtype) for x in (is_zero, is_nan))
     others = torch.where(nans > 0, torch.nan, torch.where(zeros > 0, kept * 0, kept))

@@ -16,6 +16,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 
+from ...torch_ops.names import dispatch_name
 from . import (
     counting,
     ctc,
@@ -113,9 +114,7 @@ _LISTS_FROM_IN_PLACE: dict[OpOverload, Decomposition] = {
 
 def is_composite(op: OpOverload) -> bool:
     """Whether PyTorch implements an operator, on any device, by calls of other operators."""
-    schema = op._schema
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
 
 
 def _is_inplace(op: OpOverload) -> bool:

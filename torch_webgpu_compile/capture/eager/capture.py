@@ -27,6 +27,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
+from ...torch_ops.names import dispatch_name
 from ..complex_numbers.separation import separate_graph
 from ..decompositions.table import decompositions
 from ..tracing import Traced, clean_dispatch, take_seeds, trace
@@ -259,7 +260,7 @@ def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
 
     None for an operator that the CPU has, and for one without a decomposition.
     """
-    name = f"{op._schema.name}.{op._schema.overload_name}".rstrip(".")
+    name = dispatch_name(op)
     if op in device_ops.DECOMPOSITIONS:  # the CPU's kernel of some of these only refuses
         is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
     else:

@@ -55,11 +55,11 @@ def laid_out(op: OpOverload, arguments: Sequence[Any], results: Any) -> Any:
     Args:
         op: changes none of its arguments that are among the results.
     """
-    like = _LIKE_ARGUMENT.get(op)
-    if like is None and op not in _CONTIGUOUS:
-        return results
-    if like is None:
+    if op in _CONTIGUOUS:
         return tree_map_only(Tensor, Tensor.contiguous, results)
+    like = _LIKE_ARGUMENT.get(op)
+    if like is None:
+        return results
     argument = arguments[like]
     if op in _VOLUMES and argument.dim() == 4:
         return tree_map_only(Tensor, lambda result: _as_volume(result, arguments[0]), results)

@@ -24,6 +24,7 @@ from ...capture.refusals import INSTEAD, refusal
 from ...errors import AdapterError, DeviceError, OutOfMemoryError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
+from ...torch_ops.names import dispatch_name
 from ...torch_ops.written import WITHOUT_HOST
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
@@ -244,9 +245,7 @@ def _runs_on_cpu(op: OpOverload) -> bool:
     """Whether there is a kernel for the CPU; some operators are for other devices."""
     if op in WITHOUT_HOST or op in INSTEAD:
         return False
-    schema = op._schema
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(dispatch_name(op), "CPU")
 
 
 def _runs_on_host(op: OpOverload) -> bool:

@@ -9,6 +9,7 @@ on CPU and CUDA.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,11 +140,6 @@ def refuse_strided(*_: Any, **__: Any) -> Any:
     raise NotImplementedError(_refusal("torch.nested"))
 
 
-def _of_metadata(op: OpOverload) -> Callable[[Tensor], Tensor]:
-    """What PyTorch also calls where an exception ends the process."""
-    return lambda nested: op.redispatch(_NESTED_ON_CPU, nested)
-
-
 def _refusal(what: str) -> str:
     return (
         f"{what}: nested tensors of the strided layout have no kernels on webgpu beyond those of "
@@ -159,10 +155,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_nested_tensor_from_tensor_list": refuse_strided,
     "_nested_view_from_buffer": refuse_strided,
 }
+# PyTorch also calls these where an exception ends the process.
+_METADATA = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
 _NESTED_KERNELS: dict[str, Callable[..., Any]] = {
-    "_nested_tensor_size": _of_metadata(aten._nested_tensor_size.default),
-    "_nested_tensor_strides": _of_metadata(aten._nested_tensor_strides.default),
-    "_nested_tensor_storage_offsets": _of_metadata(aten._nested_tensor_storage_offsets.default),
+    **{name: partial(getattr(aten, name).default.redispatch, _NESTED_ON_CPU) for name in _METADATA},
     "_transformer_encoder_layer_fwd": encoder_layer_of_nested,
     "to_padded_tensor": padded_of_nested,
 }

@@ -1,0 +1,11 @@
+"""What PyTorch's dispatcher calls an operator."""
+
+from __future__ import annotations
+
+from torch._ops import OpOverload
+
+
+def dispatch_name(op: OpOverload) -> str:
+    """``aten::add.Tensor``; without a period where the overload is the default one."""
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    return name
