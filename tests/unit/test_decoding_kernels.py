@@ -121,6 +121,22 @@ def test_small_maps_that_need_each_other_by_a_detour_stay_apart():
     assert len(groups) > 1
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_all_invocations_of_a_subgroup_add_their_sums(channels):
+    """The weight's gradient of one channel is a product of one row: neighbours were left out."""
+
+    def gradient(grad, x, weight):
+        options = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        wanted = [False, True, False]
+        return torch.ops.aten.convolution_backward(grad, x, weight, None, *options, wanted)[1]
+
+    target = replace(TARGET, features=frozenset({"subgroup"}), subgroup_sizes=(32, 32))
+    images = randn(1, channels, 32, 32), randn(1, 4, 32, 32), randn(channels, 4, 1, 1)
+    (kernel,) = compile_function(gradient, *images, target=target).plan.kernels
+    offsets = {int(found) for found in re.findall(r"subgroupShuffleXor\(.*, (\d+)u\)", kernel.wgsl)}
+    assert offsets == {1, 2, 4, 8, 16}
+
+
 def test_every_column_of_few_rows_is_stored():
     """Of eight, where the invocations that share a sum are a subgroup and need no memory."""
     target = replace(TARGET, features=frozenset({"subgroup"}), subgroup_sizes=(32, 32))
