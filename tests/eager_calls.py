@@ -48,14 +48,13 @@ def symbol_values(graph: LoopGraph, call: CapturedCall, leaves: list[Any]) -> di
     for leaf, entry in zip(call.arguments, graph.inputs, strict=False):
         value = leaves[leaf]
         places = [(entry.size, value)]
-        if entry.buffer is not None and leaf not in call.resized:
+        if entry.buffer is not None:
             buffer = graph.buffers[entry.buffer]
             unit = 2 if value.is_complex() else 1
-            places = [
-                *zip(buffer.sizes, value.shape, strict=False),
-                *zip(buffer.strides, [unit * s for s in value.stride()], strict=False),
-                (buffer.offset, unit * bound_offset(value)),
-            ]
+            places = [(buffer.offset, unit * bound_offset(value))]
+            if leaf not in call.resized:  # else the call decides the sizes and strides
+                places += zip(buffer.sizes, value.shape, strict=False)
+                places += zip(buffer.strides, [unit * s for s in value.stride()], strict=False)
         for expr, number in places:
             for name, known in _symbol(expr, number):
                 assert found.setdefault(name, known) == known
