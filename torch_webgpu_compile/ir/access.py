@@ -13,11 +13,11 @@ from ..symbolic.sizes import (
     as_expr,
     atom_expr,
     delinearize,
-    evaluate,
     linearize,
     product,
     substitute,
     symbols_of,
+    typical,
 )
 from .buffers import Buffer
 from .scalar import Index, Load, Scalar, loads_of, scalar_symbols
@@ -31,9 +31,6 @@ ACCESS_NBYTES = 16
 
 Lanes = list[dict[Symbol, Expr]]
 """The points that an invocation computes at once, as values of iteration symbols."""
-
-# What a symbolic size counts as when buffers are compared.
-_TYPICAL = 64
 
 
 def load_index(load: Load) -> tuple[Expr, ...] | None:
@@ -128,20 +125,15 @@ def elements_per_access(
 def _reached(load: Load, buffer: Buffer) -> int:
     """The most elements that a load reads, in all of its iterations."""
     extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
-    return min(typical_numel(buffer.numel), typical_numel(product(extents)))
-
-
-def typical_numel(numel: Expr) -> int:
-    """A number for a size: itself, or with every symbol at a typical value."""
-    return evaluate(numel, {s.name: _TYPICAL for s in symbols_of(numel)})
+    return min(typical(buffer.numel), typical(product(extents)))
 
 
 def step_of(address: Expr, symbol: Symbol) -> int:
     """How far the first step of a symbol moves an address; symbolic strides at a typical size."""
     start, end = substitute(address, {symbol: ZERO}), substitute(address, {symbol: ONE})
     difference = end - start
-    names = {s.name: _TYPICAL if s.extent is None else 0 for s in symbols_of(difference)}
-    return abs(evaluate(difference, names))
+    first = {s: ZERO for s in symbols_of(difference) if s.extent is not None}
+    return abs(typical(substitute(difference, first)))
 
 
 def reads_across(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..symbolic.sizes import ONE, Expr, Symbol, linearize
-from .access import address_of, load_index, step_of, typical_numel
+from ..symbolic.sizes import ONE, Expr, Symbol, linearize, typical
+from .access import address_of, load_index, step_of
 from .buffers import Buffer
 from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
 from .graph import Member
@@ -22,7 +22,7 @@ def channels_are_neighbours(
     loads = [load for load in loads_of(body) if load_index(load) is not None]
     if not loads:
         return False
-    largest = max(loads, key=lambda load: typical_numel(buffers[load.buffer].numel))
+    largest = max(loads, key=lambda load: typical(buffers[load.buffer].numel))
     address = address_of(largest, buffers[largest.buffer].strides)
     if isinstance(node, DepthwiseConvolution):
         channel, last = numbered("b", node.batch)[1], numbered("n", node.image_sizes)[-1]

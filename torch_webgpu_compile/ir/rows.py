@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from .. import dtypes
-from ..symbolic.sizes import Expr, power_of_two_at_least, product, symbols_of
+from ..symbolic.sizes import (
+    Expr,
+    magnitude,
+    power_of_two_at_least,
+    product,
+    symbols_of,
+    upper_bound,
+)
 from ..target import Machine, Target
 from .access import (
     VECTOR,
@@ -346,26 +353,31 @@ def choose_row_tiling(
     # Half of its registers may hold an invocation's share of a row where 4 workgroups are resident.
     registers = machine.registers // (4 * machine.workgroup_invocations) // 2
     lanes = vector if is_multiple_of(length, vector) else 1
-    if not length.is_constant:
+    count, most = magnitude(length), upper_bound(length)
+    if count is None or most is None:
         # SwiftShader took ten minutes to compile four copies of positions in pairs of words.
         unroll = 1 if target.software and not target.has_int64 else 4
         return RowTiling(min(128, limit), 1, True, lanes, None, unroll)
-    vectors = -(-int(length) // lanes)
-    if vectors % run:
+    vectors, most_vectors = -(-count // lanes), -(-most // lanes)
+    if length.divisor // lanes % run:
         run = 1
     # As many bytes in flight with scalar loads as half of the vectors would be.
     unroll = run * _IN_FLIGHT[run] if lanes > 1 else 8
     threads = min(limit, power_of_two_at_least(-(-vectors // (unroll if lanes > 1 else 4))))
     subgroup = target.subgroup_size
-    many = rows.is_constant and int(rows) >= 4 * 8 * machine.multiprocessors
-    if several_phases and many and subgroup and vectors * lanes <= subgroup * registers:
+    known = magnitude(rows)
+    many = known is not None and known >= 4 * 8 * machine.multiprocessors
+    if several_phases and many and subgroup and most_vectors * lanes <= subgroup * registers:
         threads = min(threads, subgroup)  # reductions without barriers and workgroup memory
     if vectors > 16 * limit and target.max_workgroup_invocations >= 1024:
         threads = 1024
+    # The longest rows of a class are kept, too.
+    while several_phases and threads < limit and most_vectors * lanes > threads * registers:
+        threads *= 2
     share = max(1, limit // threads)
-    if rows.is_constant:
-        share = min(share, power_of_two_at_least(int(rows)))
-    runs = -(-vectors // (threads * run))
+    if known is not None:
+        share = min(share, power_of_two_at_least(known))
+    runs = -(-most_vectors // (threads * run))
     chunks: int | None = runs * run
     assert chunks is not None
     if (several_phases and chunks * lanes > registers) or (not several_phases and runs > 8):
@@ -374,12 +386,16 @@ def choose_row_tiling(
 
 
 def _column_tiling(rows: Expr, length: Expr, limit: int, machine: Machine) -> RowTiling:
-    count = int(rows) if rows.is_constant else 1 << 16
-    n = int(length) if length.is_constant else 256
+    count = _number(magnitude(rows), 1 << 16)
+    n, most = _number(magnitude(length), 256), upper_bound(length)
     threads, in_flight = 1, machine.scaled(1 << 17)
     while threads < 16 and threads * 8 <= n and count * threads < in_flight:
         threads *= 2
     share = max(1, min(limit // threads, power_of_two_at_least(count)))
-    chunks = -(-n // threads)
-    keep = length.is_constant and chunks <= 16
+    chunks = None if most is None else -(-most // threads)
+    keep = chunks is not None and chunks <= 16
     return RowTiling(threads, share, False, 1, chunks if keep else None)
+
+
+def _number(known: int | None, otherwise: int) -> int:
+    return otherwise if known is None else known

@@ -123,7 +123,7 @@ def format_scalar(root: Scalar) -> str:
 def format_graph(graph: LoopGraph) -> str:
     """The whole graph."""
     lines = [f"graph({graph.name!r})"]
-    lines += [f"{s.name} = size({s.lower})" for s in size_symbols(graph)]
+    lines += [f"{s.name} = size({_range_text(s)})" for s in size_symbols(graph)]
     bodies = (body for node in graph.nodes for body in bodies_of(node))
     functions = dict.fromkeys(function for body in bodies for function in functions_of(body))
     lines += [f"{f.unique} = function({f.name!r}, {f.text!r})" for f in functions]
@@ -136,6 +136,10 @@ def format_graph(graph: LoopGraph) -> str:
     lines += [format_node(node) for node in graph.nodes]
     lines += [_format_output(output) for output in graph.outputs]
     return "\n".join(lines) + "\n"
+
+
+def _range_text(size: Symbol) -> str:
+    return str(size.lower) if size.most is None else f"{size.lower}, {size.most}"
 
 
 def size_symbols(graph: LoopGraph) -> list[Symbol]:

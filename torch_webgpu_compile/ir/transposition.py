@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..symbolic.sizes import ONE, Expr, Symbol, linearize, product
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    Symbol,
+    atom_expr,
+    linearize,
+    magnitudes,
+    product,
+    substitute,
+    symbols_of,
+    typical,
+)
 from ..target import Target
 from .access import VECTOR, load_index, workgroup_type
 from .buffers import Buffer
@@ -17,7 +29,7 @@ from .scalar import Load, Masked, Scalar, children
 from .spaces import numbered
 
 # Elements that one step of a symbol moves an access; symbols that do not move it have 0.
-Strides = Mapping[Symbol, int]
+Strides = Mapping[Symbol, Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +66,20 @@ def choose_transpose_tiling(
 
     ``tile_nbytes``: bytes that one element of the tile takes in workgroup memory, all inputs
     together. ``lanes``: elements that one load, and one store, can be. None where strided reads
-    are no slower, or for symbolic sizes, of which neither is known to be large.
+    are no slower, or for symbolic sizes of which it is not known how large they are.
     """
     if target.software:
         return None  # a CPU's caches hold the columns: tiles took twice as long on lavapipe
-    if not (inner.is_constant and outer.is_constant and numel.is_constant):
+    known = magnitudes(inner, outer, numel)
+    if known is None:
         return None
-    if min(int(inner), int(outer)) < 16 or int(numel) < _TRANSPOSED_NUMEL:
+    shorter, count = min(known[:2]), known[2]
+    if shorter < 16 or count < _TRANSPOSED_NUMEL:
         return None
     # Tiles of 64×32, where they still give each multiprocessor eight workgroups, move 8192² f32 at
     # 86 % of copy bandwidth on an H200; 32×32 82 %, 64×64 76 %, strided reads 10 %.
-    many = int(numel) >= 8 * target.machine.multiprocessors * 64 * 32
-    large = many and min(int(inner), int(outer)) >= 48
+    many = count >= 8 * target.machine.multiprocessors * 64 * 32
+    large = many and shorter >= 48
     workgroup = target.workgroup_invocations
     for rows, columns in ((64, 32), (32, 32)) if large else ((32, 32),):
         tiling = TransposeTiling(rows, columns, workgroup, *lanes)
@@ -104,22 +118,24 @@ def find_transposition(
             if strides is None:
                 return None
             written.append((buffers[member.output], strides))
-    outer_order = sorted(symbols, key=lambda s: -written[0][1][s])
-    if not symbols or any(strides[outer_order[-1]] != 1 for _, strides in written):
+    outer_order = _in_memory_order(symbols, written[0][1])
+    if not symbols or any(strides[outer_order[-1]] is not ONE for _, strides in written):
         return None
     read = dict(_affine_loads(group, buffers, symbols))
     last = outer_order[-1]
     strided = [
-        load for load, strides in read.items() if strides[last] > 1 and 1 in strides.values()
+        load
+        for load, strides in read.items()
+        if typical(strides[last]) > 1 and ONE in strides.values()
     ]
     if not strided:
         return None
-    main = read[max(strided, key=lambda load: int(buffers[load.buffer].numel))]
+    main = read[max(strided, key=lambda load: typical(buffers[load.buffer].numel))]
     accesses = [*(strides for _, strides in written), *read.values()]
-    inner_order = sorted((s for s in symbols if main[s]), key=lambda s: -main[s])
+    inner_order = _in_memory_order([s for s in symbols if main[s] is not ZERO], main)
     inner = _run(inner_order, accesses, {last})
     outer = _run(outer_order, accesses, set(inner))
-    loads = tuple(load for load in strided if read[load][inner[-1]] == 1)
+    loads = tuple(load for load in strided if read[load][inner[-1]] is ONE)
     lanes = (
         _lanes([(buffers[load.buffer], read[load]) for load in loads], inner),
         _lanes(written, outer),
@@ -138,20 +154,26 @@ def find_transposition(
     return None if tiling is None else Transposition(batch, inner, outer, loads, tiling)
 
 
+def _in_memory_order(symbols: Sequence[Symbol], strides: Strides) -> list[Symbol]:
+    """Those of large strides first."""
+    return sorted(symbols, key=lambda symbol: -typical(strides[symbol]))
+
+
 def extent_of(symbols: Sequence[Symbol]) -> Expr:
     """Points that these symbols number together."""
     return product(s.extent for s in symbols if s.extent is not None)
 
 
 def _strides(buffer: Buffer, index: Sequence[Expr], symbols: Sequence[Symbol]) -> Strides | None:
-    """How an access moves, when it is a sum of symbols times numbers; else None."""
-    found = dict.fromkeys(symbols, 0)
-    for monomial, coefficient in linearize(index, buffer.strides).terms:
-        (atom, *others) = monomial
-        if others or not isinstance(atom, Symbol) or atom not in found:
-            return None
-        found[atom] = coefficient
-    return found if buffer.numel.is_constant else None
+    """How an access moves, when it is a sum of symbols times sizes; else None."""
+    found = dict.fromkeys(symbols, ZERO)
+    address = linearize(index, buffer.strides)
+    for symbol in symbols:
+        found[symbol] = substitute(address, {symbol: ONE}) - substitute(address, {symbol: ZERO})
+    start = substitute(address, dict.fromkeys(symbols, ZERO))
+    total = start + linearize(list(map(atom_expr, symbols)), list(found.values()))
+    is_linear = total is address and not any(s.extent is not None for s in symbols_of(start))
+    return found if is_linear else None
 
 
 def _affine_loads(
@@ -182,8 +204,8 @@ def _run(
     """The fastest dimensions of ``order`` that every access walks through as if they were one."""
     run = [order[-1]]
     for symbol in reversed(order[:-1]):
-        extent = int(extent_of(run[:1]))
-        joined = all(strides[symbol] == strides[run[0]] * extent for strides in accesses)
+        extent = extent_of(run[:1])
+        joined = all(strides[symbol] is strides[run[0]] * extent for strides in accesses)
         if symbol in excluded or not joined:
             break
         run.insert(0, symbol)
@@ -194,7 +216,7 @@ def _lanes(accesses: Sequence[tuple[Buffer, Strides]], run: Sequence[Symbol]) ->
     """Elements along ``run`` that every one of these accesses can move at once."""
     for buffer, strides in accesses:
         steps = [stride for symbol, stride in strides.items() if symbol not in run]
-        steps += [int(extent_of(run)), int(buffer.offset)]
-        if buffer.dtype.itemsize > 4 or any(step % VECTOR for step in steps):
+        steps += [extent_of(run), buffer.offset]
+        if buffer.dtype.itemsize > 4 or any(step.divisor % VECTOR for step in steps):
             return 1
     return VECTOR

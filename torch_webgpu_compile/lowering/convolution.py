@@ -34,6 +34,7 @@ from ..symbolic.sizes import (
     is_less,
     is_nonnegative,
     linearize,
+    magnitude,
     product,
 )
 from .builder import Builder, masked
@@ -131,9 +132,8 @@ def all_of(conditions: Sequence[Scalar]) -> Scalar:
 
 
 def _is_batched(positions_per_image: Expr) -> bool:
-    return is_nonnegative(positions_per_image - BATCHED_POSITIONS) or not (
-        positions_per_image.is_constant
-    )
+    count = magnitude(positions_per_image)
+    return count is None or count >= BATCHED_POSITIONS
 
 
 @dataclass(frozen=True)

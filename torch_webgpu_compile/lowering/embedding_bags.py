@@ -12,7 +12,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import Expr, IntLike
+from ..symbolic.sizes import Expr, IntLike, upper_bound
 from .builder import Builder, masked
 from .index_checks import data_index
 from .promotion import compute_dtype
@@ -133,7 +133,8 @@ def _maximum(
 ) -> tuple[Value, Value]:
     """(maxima, the rows that they are from); both 0 for empty bags."""
     count = indices.sizes[0]
-    if not (count.is_constant and count.constant <= LONGEST_ROW):
+    most = upper_bound(count)
+    if most is None or most > LONGEST_ROW:
         raise NotLowered(f"the maximum over bags of {count} samples")
     dtype = compute_dtype(out.dtype)
     bag, column = positions(out.sizes)

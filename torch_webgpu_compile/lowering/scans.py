@@ -15,7 +15,7 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
-from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
+from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, magnitude, upper_bound
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index
@@ -107,13 +107,11 @@ def inclusive_scan(
 
 def _is_short(value: Value, size: Expr, rounds: int) -> bool:
     """Whether one reduction per element is all that is needed."""
-    if not size.is_constant:
+    most, additions = upper_bound(size), magnitude(value.numel * size)
+    if most is None:
         return rounds == SYMBOLIC_ROUNDS
-    if int(size) <= BLOCK:
-        return True
-    additions = value.numel * size
-    few = additions.is_constant and int(additions) <= DIRECT_ADDITIONS
-    return few and int(size) <= DIRECT_SIZE
+    few = additions is not None and additions <= DIRECT_ADDITIONS
+    return most <= BLOCK or (few and most <= DIRECT_SIZE)
 
 
 def _prefix(

@@ -13,7 +13,16 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, delinearize, linearize, product
+from ..symbolic.sizes import (
+    ONE,
+    Expr,
+    IntLike,
+    as_expr,
+    delinearize,
+    linearize,
+    product,
+    upper_bound,
+)
 from .builder import Builder, as_value, masked
 from .convolution import all_of, in_range
 from .index_checks import data_index
@@ -60,7 +69,8 @@ def scatter_reduce(
         if reduce == "mean":
             raise NotLowered("a mean of bools")
         dtype = dtypes.int32  # sums of 0 and 1, and which of them is the larger
-    if count.is_constant and count.constant <= LONGEST_ROW:
+    most = upper_bound(count)
+    if most is not None and most <= LONGEST_ROW:
         total, hits = _compared(builder, value, dim, index, source, kind, dtype)
     else:
         total, hits = _of_sorted(builder, value, dim, index, source, kind, dtype)

@@ -15,7 +15,17 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk, where
 from ..ir.spaces import symbol_keys
-from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    as_symbol,
+    delinearize,
+    linearize,
+    magnitude,
+    product,
+    symbols_of,
+)
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .pointwise import plus
@@ -71,8 +81,8 @@ def _updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
             return ordered(builder, updates, accumulate)
     if not accumulate or initial.dtype in _ATOMIC:
         return builder.scatter(initial, updates.ranges, updates.index, updates.body, accumulate)
-    work = updates.competing * initial.numel
-    if not (work.is_constant and work.constant <= _MOST_COMPARISONS):
+    work = magnitude(updates.competing * initial.numel)
+    if work is None or work > _MOST_COMPARISONS:
         cause = f"{initial.dtype.name} has no atomic sum, and {updates.competing} updates are"
         raise NotLowered(f"{cause} compared with each of {initial.numel} elements")
     return summed(builder, updates)
@@ -165,10 +175,10 @@ def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:
     Sums are added in that order, in the dtype of ``initial``, which is that of the body; of several
     updates that set an element the last one stays.
     """
-    work = updates.competing * updates.initial.numel
+    work = magnitude(updates.competing * updates.initial.numel)
     # Sorting costs about a dozen kernels: few comparisons of all pairs take less time.
     few = builder.target.machine.dispatch_operations
-    if not updates.compared or (work.is_constant and int(work) <= few):
+    if not updates.compared or (work is not None and work <= few):
         if accumulate:
             return summed(builder, updates)
         return _last_compared(builder, updates)

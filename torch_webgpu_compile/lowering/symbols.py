@@ -24,6 +24,7 @@ from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
 from ..symbolic.sizes import (
     INT64,
+    LARGEST_SIZE,
     ONE,
     Expr,
     as_expr,
@@ -59,18 +60,21 @@ def _rounded(value: float, dtype: DType) -> float:
         return float(np.dtype(dtype.name).type(value))
 
 
-def _symbol_lower(node: Any, name: str) -> int:
-    """The least value of a size: 2 for a size that ShapeEnv has specialised away from 0 and 1.
+def _symbol_range(node: Any, name: str) -> tuple[int, int | None]:
+    """The least and the largest value of a size, if that is known.
 
-    A number of the caller's of which nothing is known may be any int64.
+    The least is 2 for a size that ShapeEnv has specialised away from 0 and 1. A number of the
+    caller's of which nothing is known may be any int64.
     """
     env = getattr(node, "shape_env", None)
     ranges = getattr(env, "var_to_range", None)
     if ranges is not None:
         for key, bounds in ranges.items():
             if str(key) == name:
-                return max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
-    return 2 if name.startswith("s") else 0
+                lower = max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
+                most = int(bounds.upper) if bounds.upper.is_Integer else None
+                return lower, most if most is not None and most < LARGEST_SIZE else None
+    return 2 if name.startswith("s") else 0, None
 
 
 class SizeReader:
@@ -168,7 +172,7 @@ class SizeReader:
     def _symbol(self, expr: sympy.Symbol, node: Any) -> Expr:
         name = str(expr)
         if name not in self._symbols:
-            self._symbols[name] = symbol(name, _symbol_lower(node, name))
+            self._symbols[name] = symbol(name, *_symbol_range(node, name))
         return self._symbols[name]
 
     def _integer(self, expr: sympy.Expr, node: Any) -> Expr:

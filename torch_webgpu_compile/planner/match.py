@@ -26,7 +26,7 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
             raise VerificationError(f"plan {plan.name}: {what} are not those of the graph")
 
     inputs = tuple(PlanInput(entry.buffer, entry.size) for entry in graph.inputs)
-    require(plan.inputs == inputs, "inputs")
+    require(_text(plan.inputs) == _text(inputs), "inputs")
     for entry in graph.inputs:
         if entry.buffer is not None:
             own, asked = plan.buffers[entry.buffer], graph.buffers[entry.buffer]
@@ -34,8 +34,8 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
     require(len(plan.outputs) == len(graph.outputs), "results")
     for made, wanted in zip(plan.outputs, graph.outputs, strict=True):
         require(
-            (made.size, repr(made.constant), made.mutates, made.buffer is None)
-            == (wanted.size, repr(wanted.constant), wanted.mutates, wanted.buffer is None),
+            _text(made.size, made.constant, made.mutates, made.buffer is None)
+            == _text(wanted.size, wanted.constant, wanted.mutates, wanted.buffer is None),
             "results",
         )
         if made.buffer is not None and wanted.buffer is not None:
@@ -43,22 +43,28 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
             require(own.dtype is asked.dtype, "dtypes of results")
             same = made.buffer != wanted.buffer or _layout(own) == _layout(asked)
             require(same, f"the dtype and sizes of {made.buffer}")
-            require(made.sizes == wanted.sizes, "sizes of results")
+            require(_text(made.sizes) == _text(wanted.sizes), "sizes of results")
             # What is written in place is where the argument is, and as that is laid out.
             in_place = own.role == "input" and wanted.mutates is not None
             view, layout = (made.strides, made.offset), (own.strides, own.offset)
             require(
-                view == layout
+                _text(view) == _text(layout)
                 if in_place and made.buffer != wanted.buffer
-                else (made.buffer, *view) == (wanted.buffer, wanted.strides, wanted.offset),
+                else _text(made.buffer, *view)
+                == _text(wanted.buffer, wanted.strides, wanted.offset),
                 "places of results",
             )
     for part in (plan, plan.preparation):
         require(part is None or _host_calls(part) <= _host_calls_of(graph), "operators of the host")
 
 
-def _layout(buffer: PlanBuffer | Buffer) -> tuple[Any, ...]:
-    return buffer.dtype, buffer.sizes, buffer.strides, buffer.offset
+def _text(*parts: Any) -> str:
+    """What is to be the same. A plan's symbols do not say how large a size may be, a graph's do."""
+    return repr(parts)
+
+
+def _layout(buffer: PlanBuffer | Buffer) -> str:
+    return _text(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset)
 
 
 def _host_calls(plan: Plan) -> Counter[Any]:
@@ -83,7 +89,7 @@ def _call(
     """A call with what its tensors are in place of their names."""
 
     def tensor(name: str) -> Any:
-        return ("tensor", *_layout(buffers[name])) if name else None
+        return ("tensor", _layout(buffers[name])) if name else None
 
     def described(leaf: Any) -> Any:
         if isinstance(leaf, HostBuffer):

@@ -4,15 +4,15 @@ An `Expr` is a polynomial with integer coefficients over atoms (symbols, floor d
 remainders), kept in a canonical form, so that equal expressions are the same object and differences
 simplify:
 
-    >>> i = atom_expr(Symbol("i0", 0, as_expr(24)))
+    >>> i = atom_expr(Symbol("i0", 0, as_expr(24), None))
     >>> (i // 6) * 6 + i % 6
     i0
 
 sympy could express the same; it is used at the border (PyTorch's symbolic shapes). Index arithmetic
 needs range-aware simplification of divisions, and is built by the ten thousand per model.
 
-`Symbol`s are integers ≥ ``lower``; an iteration symbol also has an exclusive upper bound, its
-``extent``.
+`Symbol`s are integers ≥ ``lower``; a size symbol may have a largest value, ``most``, and an
+iteration symbol has an exclusive upper bound, its ``extent``.
 """
 
 from __future__ import annotations
@@ -43,16 +43,21 @@ class SymbolicError(TypeError):
 
 
 class Symbol(metaclass=Interned):
-    """An unknown integer in [lower, extent), or ≥ lower when ``extent`` is None."""
+    """An unknown integer in [lower, extent), or in [lower, most] where ``extent`` is None.
 
-    __slots__ = ("__weakref__", "extent", "key", "lower", "name")
+    ``most`` is None for what has no known end. It tells what is worth while, not what is proven:
+    `bound` leaves it out, as it says more of one size by another.
+    """
+
+    __slots__ = ("__weakref__", "extent", "key", "lower", "most", "name")
     key: str
     __reduce__ = reduced
 
-    def __init__(self, name: str, lower: int, extent: Expr | None) -> None:
+    def __init__(self, name: str, lower: int, extent: Expr | None, most: int | None) -> None:
         self.name = name
         self.lower = lower
         self.extent = extent
+        self.most = most
         self.key = f"0{name}<{'' if extent is None else extent.key}"
 
     def __repr__(self) -> str:
@@ -134,6 +139,11 @@ class Expr(metaclass=Interned):
     def is_constant(self) -> bool:
         """Whether it has no symbols: ``constant`` is its value."""
         return not self.terms
+
+    @property
+    def divisor(self) -> int:
+        """The largest integer that it is known to be a multiple of; 0 for 0."""
+        return gcd(self.constant, *(coefficient for _, coefficient in self.terms))
 
     def __int__(self) -> int:
         if self.terms:
@@ -427,7 +437,7 @@ def _absorbed(expr: Expr) -> bool:
     for atom in symbols_of(expr):
         if atom.extent is None and atom.lower:
             shifted = substitute(
-                shifted, {atom: atom_expr(Symbol(atom.name + "'", 0, None)) + atom.lower}
+                shifted, {atom: atom_expr(Symbol(atom.name + "'", 0, None, None)) + atom.lower}
             )
     return (
         shifted.constant >= 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import isqrt
 
 from .expressions import (
     ONE,
@@ -62,6 +63,8 @@ __all__ = [
     "is_within",
     "iteration",
     "linearize",
+    "magnitude",
+    "magnitudes",
     "maximum",
     "minimum",
     "mod",
@@ -70,19 +73,20 @@ __all__ = [
     "substitute",
     "symbol",
     "symbols_of",
+    "typical",
     "upper_bound",
     "value_range",
 ]
 
 
-def symbol(name: str, lower: int = 0) -> Expr:
-    """A size symbol: an integer ≥ lower."""
-    return atom_expr(Symbol(name, lower, None))
+def symbol(name: str, lower: int = 0, most: int | None = None) -> Expr:
+    """A size symbol: an integer in [lower, most]."""
+    return atom_expr(Symbol(name, lower, None, most))
 
 
 def iteration(name: str, extent: IntLike) -> Expr:
     """An iteration symbol: 0 ≤ name < extent."""
-    return atom_expr(Symbol(name, 0, as_expr(extent)))
+    return atom_expr(Symbol(name, 0, as_expr(extent), None))
 
 
 def as_symbol(expr: Expr) -> Symbol | None:
@@ -131,7 +135,40 @@ def from_start(index: IntLike, size: IntLike) -> Expr:
 def upper_bound(expr: Expr) -> int | None:
     """The largest value that ``expr`` can take, when it is known as a number."""
     high = bound(expr, True)
-    return high.constant if high is not None and high.is_constant else None
+    if high is None or high.is_constant or any(s.most is None for s in symbols_of(high)):
+        return high.constant if high is not None and high.is_constant else None
+    return value_range(high)[-1]
+
+
+_TYPICAL = 64  # of a size of which nothing is known
+
+
+def typical(size: Expr) -> int:
+    """A number for a size, to weigh what is worth while: itself, or one within its class.
+
+    Sizes of a call are symbols in [lower, most] (`size_classes`): what is decided by this number
+    is the same for all calls that a kernel may serve, and about right for each.
+    """
+    if size.is_constant:
+        return size.constant
+    return evaluate(size, {s.name: _typical_of(s) for s in symbols_of(size)})
+
+
+def magnitude(size: Expr) -> int | None:
+    """`typical` of a size that is known, or known to be within a class; else None."""
+    return None if any(s.most is None for s in symbols_of(size)) else typical(size)
+
+
+def magnitudes(*sizes: Expr) -> tuple[int, ...] | None:
+    """`magnitude` of several; None where one is not known."""
+    found = [number for number in map(magnitude, sizes) if number is not None]
+    return tuple(found) if len(found) == len(sizes) else None
+
+
+def _typical_of(symbol: Symbol) -> int:
+    if symbol.most is None:
+        return _TYPICAL
+    return isqrt(max(1, symbol.lower) * (symbol.most + 1))
 
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -161,7 +198,10 @@ def _atom_range(atom: Atom, largest: int) -> range:
     if isinstance(atom, Symbol):
         if atom.extent is not None:
             return range(atom.lower, max(atom.lower, value_range(atom.extent, largest)[-1] - 1) + 1)
-        return INT64 if atom.lower < 0 else range(atom.lower, max(atom.lower, largest) + 1)
+        if atom.lower < 0:
+            return INT64
+        most = largest if atom.most is None else min(largest, atom.most)
+        return range(atom.lower, max(atom.lower, most) + 1)
     numerator = value_range(atom.numerator, largest)
     denominator = value_range(atom.denominator, largest)
     divisors = (max(1, denominator[0]), max(1, denominator[-1]))

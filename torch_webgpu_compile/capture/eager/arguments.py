@@ -181,6 +181,33 @@ def symbolic_leaves(
     return frozenset(found)
 
 
+# Dimensions of tensors, by their names, whose sizes choose the code: windows are unrolled, and a
+# head's elements are in registers.
+_FIXED_SIZES: Mapping[str, Mapping[str, slice]] = {
+    "convolution": {"weight": slice(2, None)},
+    "attention": dict.fromkeys(("query", "key", "value"), slice(-1, None)),
+}
+
+
+def size_leaves(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
+    """The leaves that are sizes, and (leaf, dimension) of the sizes that choose the code."""
+    names, name = _size_names(op), op._schema.name
+    dims = next((named for part, named in _FIXED_SIZES.items() if part in name), {})
+    integers: list[int] = []
+    fixed: list[tuple[int, int]] = []
+    leaf = 0
+    for argument, _, value in _bound(op, args, kwargs):
+        for item in tree_leaves(value):
+            if type(item) is int and argument in names:
+                integers.append(leaf)
+            elif isinstance(item, TensorSpec) and argument in dims:
+                fixed += [(leaf, dim) for dim in range(len(item.sizes))[dims[argument]]]
+            leaf += 1
+    return frozenset(integers), frozenset(fixed)
+
+
 def _has_changed(leaf: int, value: float, like: Sequence[Sequence[Any]]) -> bool:
     """Whether an earlier call had another number there."""
     earlier = [leaves[leaf] for leaves in like if leaf < len(leaves)]

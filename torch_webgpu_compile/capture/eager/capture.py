@@ -36,12 +36,13 @@ from .arguments import (
     as_traced,
     as_written,
     overlap,
+    size_leaves,
     symbolic_leaves,
     with_tensors,
     without_placement,
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
-from .inputs import StaticInputs, SymbolicInputs
+from .inputs import Sizes, StaticInputs, SymbolicInputs
 from .memory_formats import laid_out
 from .rewrites import REWRITES
 
@@ -65,7 +66,6 @@ def capture_call(
     *,
     dynamic: bool = False,
     numbers: bool | None = None,
-    like: Sequence[Sequence[Any]] = (),
 ) -> CapturedCall:
     """Captures ``op(*args, **kwargs)``.
 
@@ -77,8 +77,6 @@ def capture_call(
         native: the operators that lowering knows.
         dynamic: sizes, strides, offsets and integers are symbols where the operator allows it.
         numbers: floats are symbols where the operator allows it; by default if ``dynamic``.
-        like: leaves of earlier calls. What is equal in all of them is not made a symbol; without
-            ``dynamic``, this holds for numbers that seldom change only.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, with these symbols at least, or two changed
@@ -90,8 +88,12 @@ def capture_call(
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
     kinds: list[type] = [int] if dynamic else []
     kinds += [float] if (dynamic if numbers is None else numbers) else []
-    chosen = symbolic_leaves(op, args, kwargs, leaves, like) if kinds else frozenset()
+    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
     chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
+    sizes = None
+    if dynamic:
+        by_magnitude = torch.Tag.pointwise not in op.tags
+        sizes = Sizes(by_magnitude, *size_leaves(op, args, kwargs))
 
     def apply(filled: Sequence[Any]) -> Any:
         positional, named = tree_unflatten(filled, spec)
@@ -99,7 +101,7 @@ def capture_call(
 
     mutates = op._schema.is_mutable
     traceable = Traceable(str(op), _short(op), apply, mutates or op in REWRITES, mutates)
-    return capture(traceable, leaves, chosen, native, dynamic=dynamic, like=like)
+    return capture(traceable, leaves, chosen, native, sizes)
 
 
 @dataclass(frozen=True)
@@ -126,23 +128,19 @@ def capture(
     leaves: Sequence[Any],
     chosen: frozenset[int],
     native: frozenset[OpOverload],
-    *,
-    dynamic: bool = False,
-    like: Sequence[Sequence[Any]] = (),
+    sizes: Sizes | None = None,
 ) -> CapturedCall:
     """Captures what is computed from leaves; see `capture_call`.
 
     Args:
         chosen: the leaves whose numbers are symbols.
+        sizes: which sizes are; None: none.
     """
-    symbolic = dynamic or bool(chosen)
+    symbolic = sizes is not None or bool(chosen)
     inputs: StaticInputs | SymbolicInputs
     try:
         with clean_dispatch(symbolic=symbolic):
-            if symbolic:
-                inputs = SymbolicInputs(leaves, chosen, dynamic, like if dynamic else ())
-            else:
-                inputs = StaticInputs(leaves)
+            inputs = SymbolicInputs(leaves, chosen, sizes) if symbolic else StaticInputs(leaves)
             traced = _trace(traceable, leaves, inputs, native)
             return _call(traceable, leaves, inputs, traced, native)
     except UnsupportedOp:

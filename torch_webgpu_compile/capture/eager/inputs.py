@@ -1,7 +1,10 @@
 """The inputs of a captured call: fake tensors with constant or symbolic sizes, and their guards.
 
-Symbols follow Dynamo's rules: 0 and 1 are constants, every other size is a symbol of its own, and a
-guard holds what the trace assumed. Strides that follow from the sizes stay expressions of them.
+0 and 1 are constants, every other size is a symbol of its own within a class (`size_classes`), and
+a guard holds what the trace assumed. Strides that follow from the sizes stay expressions of them.
+
+What is a symbol, and of which class, follows from the call alone. So does the graph: another call
+that its guards accept would have been traced alike.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
 
+from ...symbolic.size_classes import SizeClass, size_class
 from .arguments import MAX_INT, exact_match, key_of, overlap
 from .calls import TensorSpec
 
@@ -72,6 +78,21 @@ class _LeafSource:
         return f"leaf{self.leaf}{self.field}{'' if self.dim is None else self.dim}"
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Which sizes of a call are symbols.
+
+    Attributes:
+        by_magnitude: whether the code depends on about how large they are.
+        integers: the leaves that are sizes themselves.
+        fixed: (leaf, dimension) of those that choose the code, which are constants.
+    """
+
+    by_magnitude: bool = True
+    integers: frozenset[int] = frozenset()
+    fixed: frozenset[tuple[int, int]] = frozenset()
+
+
 class SymbolicInputs:
     """Inputs with symbols.
 
@@ -83,27 +104,25 @@ class SymbolicInputs:
         self,
         leaves: Sequence[Any],
         chosen: frozenset[int],
-        sizes: bool,
-        like: Sequence[Sequence[Any]],
+        sizes: Sizes | None,
     ) -> None:
         """Makes the inputs.
 
         Args:
             leaves: of the call.
-            chosen: the leaves with numbers that may be symbols.
-            sizes: whether sizes, strides and offsets are symbols.
-            like: leaves of earlier calls: what is equal in all of them is a constant.
+            chosen: the leaves with numbers that are symbols.
+            sizes: which sizes, strides and offsets are symbols; None: all are constants.
         """
         self._all = leaves
         self._sizes = sizes
-        self._like = [earlier for earlier in like if len(earlier) == len(leaves)]
         self._env = ShapeEnv(
             allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
         )
         self.mode = FakeTensorMode(shape_env=self._env)
-        if sizes:
+        if sizes is not None:
             self.mode.cache_enabled = False  # it doubles the time of a call that is traced once
         self._symbols: dict[str, _LeafSource] = {}
+        self._classes: dict[str, SizeClass] = {}
         self._derived: list[tuple[_LeafSource, torch.SymInt]] = []
         self.values: list[Any] = []
         self.offsets: dict[int, Int] = {}
@@ -115,45 +134,50 @@ class SymbolicInputs:
                 self.values.append(self._tensor(leaf, k))
                 taken.append(k)
             elif k in chosen and type(leaf) is int:
-                symbol = self._integer(leaf, _LeafSource(k))
-                if isinstance(symbol, torch.SymInt):
-                    self.values.append(symbol)
-                    taken.append(k)
-            elif k in chosen and self._varies(_LeafSource(k)):
+                self.values.append(self._whole_number(leaf, k))
+                taken.append(k)
+            elif k in chosen:
                 self.numbers[k] = self._number(leaf, _LeafSource(k))
         self.leaves = tuple(taken)
         self._constant = [self._constants(k) for k in range(len(leaves))]
 
-    def _varies(self, place: _LeafSource) -> bool:
-        """Whether the value there may differ from call to call."""
-        if not self._like:
-            return True
-        own = place.read(self._all)
-        try:
-            return any(place.read(earlier) != own for earlier in self._like)
-        except (AttributeError, IndexError):  # not the same kind of call
-            return True
-
-    def _integer(self, value: int, place: _LeafSource) -> Int:
-        """A symbol for a size, or a constant."""
-        if value < 2 or not (self._sizes or not place.field) or not self._varies(place):
-            return value
+    def _whole_number(self, value: int, leaf: int) -> Int:
+        """A symbol for an integer argument of at least 2."""
+        place = _LeafSource(leaf)
+        if self._sizes is not None and leaf in self._sizes.integers:
+            return self._size(value, place)
         return self._symbol(value, place)
 
-    def _offset(self, value: int, leaf: int) -> Int:
-        """A symbol for an offset: 0 and 1 are values like any other, as nothing branches on it."""
-        place = _LeafSource(leaf, "offset")
-        if not (self._sizes and self._varies(place)):
+    def _size(self, value: int, place: _LeafSource) -> Int:
+        """A symbol within the size's class, or a multiple of one; or a constant."""
+        if self._sizes is None or (place.leaf, place.dim) in self._sizes.fixed:
             return value
-        return self._symbol(value, place, specialize=False)
+        found = size_class(value, self._sizes.by_magnitude) if value <= MAX_INT else None
+        return value if found is None else self._classified(value, found, place)
 
-    def _symbol(self, value: int, place: _LeafSource, *, specialize: bool = True) -> Int:
+    def _offset(self, value: int, leaf: int) -> Int:
+        """A symbol for an offset that is not 0: no other matters to the code, but as a multiple."""
+        place = _LeafSource(leaf, "offset")
+        found = None if self._sizes is None else size_class(value, False, least=1)
+        return value if found is None else self._classified(value, found, place)
+
+    def _classified(self, value: int, found: SizeClass, place: _LeafSource) -> Int:
+        count = value // found.unit
+        symbol = self._symbol(count, place)
+        expr = symbol.node.expr
+        self._classes[str(expr)] = found
+        most = int_oo if found.most is None else found.most
+        self._env.var_to_range[expr] = ValueRanges(found.lower, most)
+        return symbol * found.unit if found.unit > 1 else symbol
+
+    def _symbol(self, value: int, place: _LeafSource) -> torch.SymInt:
         source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
-            value, source, dynamic_dim=kind, do_not_specialize_zero_one=not specialize
+            value, source, dynamic_dim=kind, do_not_specialize_zero_one=value < 2
         )
         self._symbols[str(symbol)] = place
-        made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
+        made = self._env.create_symintnode(symbol, hint=value, source=source)
+        assert isinstance(made, torch.SymInt)
         return made
 
     def _number(self, value: float, place: _LeafSource) -> torch.SymFloat:
@@ -168,8 +192,7 @@ class SymbolicInputs:
         if 0 in spec.sizes:
             return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
         sizes = [
-            self._integer(size, _LeafSource(leaf, "sizes", dim))
-            for dim, size in enumerate(spec.sizes)
+            self._size(size, _LeafSource(leaf, "sizes", dim)) for dim, size in enumerate(spec.sizes)
         ]
         return _fake(self.mode, spec.dtype, sizes, self._strides(spec, leaf, sizes))
 
@@ -186,7 +209,7 @@ class SymbolicInputs:
                 strides[dim] = found
                 self._derived.append((place, found))
             else:
-                strides[dim] = self._integer(value, place)
+                strides[dim] = self._size(value, place)
             products.setdefault(value * spec.sizes[dim], strides[dim] * sizes[dim])
         return [strides[dim] for dim in range(len(sizes))]
 
@@ -202,7 +225,7 @@ class SymbolicInputs:
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""
-        places = list(self._symbols.values())
+        readers = [_reader_of(place, self._classes.get(n)) for n, place in self._symbols.items()]
         derived = [place for place, _ in self._derived]
         condition, strides = self._compiled()
         constant = self._constant
@@ -212,8 +235,8 @@ class SymbolicInputs:
                 return False
             if not all(same(leaf) for same, leaf in zip(constant, leaves, strict=True)):
                 return False
-            values = [place.read(leaves) for place in places]
-            if not all(map(_is_in_range, values, places)) or not condition(*values):
+            values = [read(leaves) for read in readers]
+            if None in values or not condition(*values):
                 return False
             if [place.read(leaves) for place in derived] != strides(*values):
                 return False
@@ -274,11 +297,20 @@ def _reader(place: _LeafSource) -> Callable[[TensorSpec], int]:
     return lambda spec: int(getattr(spec, field)[dim])
 
 
-def _is_in_range(value: float, place: _LeafSource) -> bool:
-    """0 and 1 are never symbols but as offsets; an integer fits into a kernel's parameter."""
-    if isinstance(value, int):
-        return (0 if place.field == "offset" else 2) <= value <= MAX_INT
-    return isinstance(value, float) and math.isfinite(value)
+def _reader_of(
+    place: _LeafSource, known: SizeClass | None
+) -> Callable[[Sequence[Any]], int | float | None]:
+    """Reads the value that a symbol stands for; None where it cannot stand for what is there."""
+
+    def read(leaves: Sequence[Any]) -> int | float | None:
+        value = place.read(leaves)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if known is not None:
+            return known.count(value) if value <= MAX_INT else None
+        return value if 2 <= value <= MAX_INT else None
+
+    return read
 
 
 def _fake(

@@ -228,13 +228,14 @@ def _packed_run(
     tiling: UnitsTiling,
 ) -> int:
     """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
-    if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16") or problem.inner is None:
+    if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16"):
         return 1
     run = _run(group, buffers)
     if run < _PACKED_RUN:
         return 1
     run = min(run, tiling.inner // VECTOR)
-    return run if tiling.inner % (VECTOR * run) == problem.inner % (VECTOR * run) == 0 else 1
+    step = VECTOR * run
+    return run if tiling.inner % step == 0 and problem.divides_inner(step) else 1
 
 
 def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:

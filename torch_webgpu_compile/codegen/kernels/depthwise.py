@@ -11,7 +11,6 @@ from ...ir.access import (
     Lanes,
     flat_values,
     is_multiple_of,
-    typical_numel,
 )
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.buffers import Buffer
@@ -25,15 +24,7 @@ from ...ir.graph import AnchorGroup, Member
 from ...ir.scalar import Scalar
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import (
-    ONE,
-    Expr,
-    Symbol,
-    as_expr,
-    ceildiv,
-    iteration,
-    product,
-)
+from ...symbolic.sizes import ONE, Expr, Symbol, as_expr, ceildiv, iteration, product, typical
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.depthwise import (
@@ -76,10 +67,10 @@ def generate_depthwise(
     images, channels = node.batch
     problem = Problem(
         node.windows,
-        typical_numel(images),
-        typical_numel(channels),
-        typical_numel(height),
-        typical_numel(width),
+        typical(images),
+        typical(channels),
+        typical(height),
+        typical(width),
         load_neighbours or store_neighbours,
     )
     tiling = choose_depthwise_tiling(problem, target)
@@ -140,10 +131,10 @@ def generate_depthwise_weight_gradient(
     moved_neighbours = channels_are_neighbours(node.moved, node, buffers)
     problem = Problem(
         windows,
-        typical_numel(node.images),
-        typical_numel(node.channels),
-        typical_numel(height),
-        typical_numel(width),
+        typical(node.images),
+        typical(node.channels),
+        typical(height),
+        typical(width),
         gradient_has_neighbours(node, buffers),
         sums=True,
         parts=node.parts,

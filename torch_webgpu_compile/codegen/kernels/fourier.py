@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import UnsupportedOp
-from ...ir.access import flat_values, is_multiple_of, step_of, typical_numel
+from ...ir.access import flat_values, is_multiple_of, step_of
 from ...ir.buffers import Buffer
 from ...ir.folding import as_index
 from ...ir.nodes import Fourier
@@ -26,6 +26,7 @@ from ...symbolic.sizes import (
     linearize,
     product,
     substitute,
+    typical,
 )
 from ...target import Target
 from ..tilings.fourier import PADDING, FourierTiling, choose_fourier_tiling
@@ -118,7 +119,7 @@ def _rows_fast(node: Fourier, buffers: dict[str, Buffer]) -> tuple[bool, bool]:
             address = linearize(exprs, buffer.strides)
             steps = step_of(address, j), step_of(address, rows[-1])
             if steps[0]:
-                found.append((typical_numel(buffer.numel), steps))
+                found.append((typical(buffer.numel), steps))
     along, across = max(found, default=(0, (1, 0)))[1]
     output = buffers[node.output]
     address = linearize(node.index, output.strides[: len(node.index)])

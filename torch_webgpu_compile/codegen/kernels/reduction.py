@@ -14,7 +14,17 @@ from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
 from ...ir.scalar import Index, Load, loads_of
 from ...ir.spaces import iteration_symbols, symbol_keys
 from ...plan.model import KernelCall
-from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, ceildiv, delinearize, iteration, product
+from ...symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    as_expr,
+    ceildiv,
+    delinearize,
+    iteration,
+    product,
+    value_range,
+)
 from ...target import Target
 from ..hardening.spelling import is_known_sum, opaque
 from ..values import Scope, Text
@@ -315,9 +325,8 @@ class RowKernel:
         """Whether no invocation's part of a share passes the end of the row."""
         t = self.tiling
         step = t.threads * t.lanes
-        if self.length.is_constant:
-            return (chunk // t.run + 1) * t.run * step <= int(self.length)
-        return (self.length % step) is ZERO
+        least = value_range(self.length)[0]
+        return (chunk // t.run + 1) * t.run * step <= least or (self.length % step) is ZERO
 
     def _position(self, chunk: Expr, lane: int = 0) -> str:
         return self.builder.index(self._element(chunk, lane))

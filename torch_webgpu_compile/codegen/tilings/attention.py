@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from ...ir.access import is_multiple_of
-from ...symbolic.sizes import Expr, ceildiv
+from ...symbolic.sizes import Expr, ceildiv, magnitude
 from ...target import Target
 
 
@@ -138,12 +138,13 @@ def choose_attention_tiling(
 
     ``heads``: of the whole batch.
     """
-    few = int(queries) if queries.is_constant else 64
+    known = magnitude(queries)
+    few = 64 if known is None else known
     wanted = list(_ATTENTION_FEW)
     if few > 4:
         wanted[:0] = [t for t in _ATTENTION_TILINGS if t.queries < 2 * few or t.queries <= 16]
-    tiles = heads * ceildiv(queries, 64)
-    are_few = tiles.is_constant and int(tiles) < target.machine.multiprocessors
+    tiles = magnitude(heads * ceildiv(queries, 64))
+    are_few = tiles is not None and tiles < target.machine.multiprocessors
     if are_few and few > 32 and not target.software:
         wanted.insert(0, _ATTENTION_FEW_TILES)
     for tiling in wanted:
@@ -320,8 +321,9 @@ def choose_attention_gradient_tiling(
         and tiling.workgroup <= target.max_workgroup_invocations
     ]
     wanted = target.machine.multiprocessors
-    count = int(rows) if rows.is_constant else max(t.owned for t in _GRADIENT_TILINGS)
-    heads = int(batch) if batch.is_constant else wanted
+    known, heads = magnitude(rows), magnitude(batch)
+    count = max(t.owned for t in _GRADIENT_TILINGS) if known is None else known
+    heads = wanted if heads is None else heads
     for tiling, smaller in pairwise(fitting):
         wasteful = tiling.owned >= 2 * count
         few = heads * -(-count // tiling.owned) < wanted

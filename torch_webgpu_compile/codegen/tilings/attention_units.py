@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir.access import is_multiple_of
-from ...symbolic.sizes import Expr, ceildiv
+from ...symbolic.sizes import Expr, ceildiv, magnitude
 from ...target import MatrixConfig, Target
 from .units import PADDING_NBYTES, InUnits, Unit
 
@@ -165,12 +165,13 @@ def choose_attention_units_tiling(
         heads: of the whole batch.
         sizes: of a head of the queries and keys, and of the values.
     """
-    if queries.is_constant and int(queries) < _FEWEST_QUERIES:
+    count = magnitude(queries)
+    if count is not None and count < _FEWEST_QUERIES:
         return None
     for tiling, wanted in attention_units_candidates(config, target.subgroup_size):
-        tiles = heads * ceildiv(queries, tiling.queries)
-        few = tiles.is_constant and int(tiles) < target.machine.scaled(wanted)
-        wasteful = queries.is_constant and tiling.queries >= 2 * int(queries)
+        tiles = magnitude(heads * ceildiv(queries, tiling.queries))
+        few = tiles is not None and tiles < target.machine.scaled(wanted)
+        wasteful = count is not None and tiling.queries >= 2 * count
         if not few and not wasteful and attention_units_fit(tiling, sizes, target):
             return tiling
     return None
@@ -295,7 +296,8 @@ def choose_attention_gradient_units_tiling(
         sizes: of a head of the queries and keys, and of the values.
         by_keys: whether keys are owned.
     """
-    if owned.is_constant and int(owned) < _FEWEST_QUERIES:
+    count = magnitude(owned)
+    if count is not None and count < _FEWEST_QUERIES:
         return None
     factor, _, *unit = config
     fitting = [
@@ -307,9 +309,9 @@ def choose_attention_gradient_units_tiling(
         if attention_gradient_units_fit(tiling, sizes, by_keys, target)
     ]
     for tiling in fitting:
-        tiles = heads * ceildiv(owned, tiling.owned)
-        few = tiles.is_constant and int(tiles) < target.machine.multiprocessors
-        wasteful = owned.is_constant and tiling.owned >= 2 * int(owned)
+        tiles = magnitude(heads * ceildiv(owned, tiling.owned))
+        few = tiles is not None and tiles < target.machine.multiprocessors
+        wasteful = count is not None and tiling.owned >= 2 * count
         if not few and not wasteful:
             return tiling
     return min(fitting, key=lambda tiling: tiling.owned, default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...ir.fourier import MOST_KEPT
-from ...symbolic.sizes import Expr, power_of_two_at_least
+from ...symbolic.sizes import Expr, magnitude, power_of_two_at_least
 from ...target import Target
 
 # Pairs in workgroup memory before one is left out.
@@ -65,18 +65,19 @@ def choose_fourier_tiling(
     rows_fast = load_rows_fast or store_rows_fast
     limit = target.workgroup_invocations
     least = _least_rows(n, limit, target) if rows_fast else 1
-    if count.is_constant:
-        least = min(least, power_of_two_at_least(int(count)))
+    number = magnitude(count)
+    if number is not None:
+        least = min(least, power_of_two_at_least(number))
     threads = n // max(radices)
     threads = -(-threads // -(-threads // (limit // least)))
     rows = limit // threads
     many = 2 * target.machine.multiprocessors
-    if count.is_constant:
-        rows = min(rows, power_of_two_at_least(int(count)))
+    if number is not None:
+        rows = min(rows, power_of_two_at_least(number))
         while (
             rows >= 2 * least
             and rows * threads >= 2 * _SMALLEST_WORKGROUP
-            and -(-int(count) // rows) < many
+            and -(-number // rows) < many
         ):
             rows //= 2
     while rows > 0:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Protocol
 
 from ...ir.access import VECTOR
 from ...ir.factors import BYTES
-from ...symbolic.sizes import Expr, power_of_two_at_least
+from ...symbolic.sizes import Expr, magnitude, power_of_two_at_least, upper_bound
 from ...target import Target
 
 _UNKNOWN = 512  # sizes that a call decides count as large
@@ -32,12 +33,15 @@ class MatmulProblem:
     """What the best tiling of a contraction, or of several in one dispatch, depends on.
 
     Attributes:
-        batch, inner: sizes; None for those that a call decides. Inner ones are in words, of bytes.
-        shapes: rows and columns of each product, likewise.
+        batch, inner: sizes; of those that a call decides about how large they are, or None where
+            that is not known. Inner ones are in words, of bytes.
+        shapes: rows and columns of each product, likewise; of few that a call decides, the most.
         paired: whether there are two products of the one shape, both computed by each invocation.
         itemsize: bytes of an element, or of a word of bytes, while it is multiplied.
         factor: what is multiplied before it is made the type of the sums: ``f16``, ``i8`` or
             ``u8``, of which words of four inner neighbours are multiplied; else "".
+        step: what the inner size is a multiple of; None: of itself.
+        exact: whether the call decides no size.
         lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
             `contraction.Operand`.
     """
@@ -50,6 +54,8 @@ class MatmulProblem:
     rhs: str
     paired: bool = False
     factor: str = ""
+    step: int | None = None
+    exact: bool = True
 
     @classmethod
     def of(
@@ -62,9 +68,11 @@ class MatmulProblem:
         factor: str = "",
     ) -> MatmulProblem:
         """``sizes``: batch and inner; ``axes``: of lhs and rhs."""
-        batch, inner = map(_known, sizes)
+        batch, inner = map(magnitude, sizes)
         known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
-        return cls(batch, known, inner, itemsize, *axes, paired, factor)
+        exact = all(size.is_constant for size in chain(sizes, *shapes))
+        step = sizes[1].divisor
+        return cls(batch, known, inner, itemsize, *axes, paired, factor, step, exact)
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -83,14 +91,24 @@ class MatmulProblem:
 
     @property
     def key(self) -> str | None:
-        """Names the problem in tables of measured tilings; None if a size is not known."""
-        if None in (self.batch, self.inner) or any(None in shape for shape in self.shapes):
+        """Names the problem in tables of measured tilings; None where a call decides sizes."""
+        if not self.exact:
             return None
         times = "2*" if self.paired else ""
         shapes = "+".join(f"{rows}x{times}{columns}" for rows, columns in self.shapes)
         sizes = f"{self.batch}x{shapes}x{self.inner}"
         bits = 8 if self.factor in BYTES else self.itemsize * 8
         return f"{bits}-bit {sizes} {self.lhs} {self.rhs}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known how large all sizes are, about."""
+        return None not in (self.batch, self.inner, *chain(*self.shapes))
+
+    def divides_inner(self, count: int) -> bool:
+        """Whether the inner size is a multiple of this."""
+        step = self.inner if self.step is None else self.step
+        return step is not None and step % count == 0
 
     def column_groups(self, size: int) -> int:
         """Groups of so many columns, of all products and the batch."""
@@ -123,7 +141,9 @@ class MatmulProblem:
 
 
 def _known(size: Expr) -> int | None:
-    return int(size) if size.is_constant else None
+    """Rows or columns: of a few, as many as there may be."""
+    most = upper_bound(size)
+    return most if most is not None and most <= _MOST_ROWS else magnitude(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +303,7 @@ def few_rows_tiling(problem: MatmulProblem, target: Target, run: int) -> FewRows
     assert problem.inner is not None
     rows, products = problem.rows, 2 if problem.paired else 1
     workgroup = min(_FEW_ROWS_WORKGROUP, target.max_workgroup_invocations)
-    run = run if problem.inner % (VECTOR * run) == 0 else 1
+    run = run if problem.divides_inner(VECTOR * run) else 1
     shares = -(-problem.inner // (VECTOR * run))
     for columns in _FEW_ROWS_COLUMNS:
         wanted = target.machine.scaled(_FEW_ROWS_INVOCATIONS) // problem.column_groups(columns)
@@ -509,4 +529,4 @@ def _is_large(problem: MatmulProblem, target: Target) -> bool:
     next_tiling, _ = _BY_SIZE[0]
     largest, halves = problem.workgroups(_LARGEST), problem.workgroups(next_tiling)
     many = largest >= target.machine.scaled(_LARGEST_LEAST)
-    return problem.key is not None and many and 2 * largest <= 1.02 * halves
+    return problem.is_known and many and 2 * largest <= 1.02 * halves

@@ -243,14 +243,10 @@ def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: li
             return value
 
 
-def compile_op(
-    op: OpOverload, placement: Placement, like: Sequence[Sequence[Any]] = ()
-) -> CompiledOp:
-    """Compiles a call.
+def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
+    """Compiles a call, with symbols for sizes and numbers where the operator allows it.
 
-    Args:
-        like: the leaves of earlier calls: sizes and numbers that differ from one of them are made
-            symbols, where the operator allows it.
+    What it is compiled to follows from the call alone.
 
     Raises:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
@@ -260,12 +256,12 @@ def compile_op(
     native = native_operators()
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
-            call = capture_call(op, described, named, native, numbers=True, like=like)
+            call = capture_call(op, described, named, native, numbers=True)
             return _placed(call, placement)
-    elif like:
+    else:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
-            call = capture_call(op, described, named, native, dynamic=True, like=like)
+            call = capture_call(op, described, named, native, dynamic=True)
             if not call.resized:  # else the sizes have to be known here
                 return _placed(call, placement)
     return _placed(capture_call(op, described, named, native), placement)

@@ -274,7 +274,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
                 forget()
                 known = _by_kind.setdefault(placement.kind, [])
             try:
-                compiled = compile_op(op, placement, [found.specs for found in known])
+                compiled = compile_op(op, placement)
             except UnsupportedOp as error:
                 if not _runs_on_host(op):
                     raise

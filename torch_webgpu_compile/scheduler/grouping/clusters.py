@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ...ir.access import typical_numel
 from ...ir.graph import GroupBuffers, KernelGroup, Schedule, buffers_of, is_host_call
 from ...plan.model import STATUS
+from ...symbolic.sizes import typical
 from ...target import Target
 from .order import topological_order
 
@@ -89,7 +89,7 @@ class Clusters:
         graph, found = self.schedule.graph, self.buffers[k]
         passed = {name for name in found.reads if name in self.writer}
         passed |= found.stored - graph.returned
-        return max((typical_numel(graph.buffers[name].nbytes) for name in passed), default=0)
+        return max((typical(graph.buffers[name].nbytes) for name in passed), default=0)
 
     def _leads(self, needs: Iterable[int], to: int) -> bool:
         """Whether a cluster is among the needed ones or among what those need, and so on."""

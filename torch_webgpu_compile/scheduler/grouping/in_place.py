@@ -185,4 +185,4 @@ def _reads_own_element(
 
 
 def _is_multiple(numel: Expr) -> bool:
-    return numel.is_constant and numel.constant % _VECTOR == 0
+    return numel.divisor % _VECTOR == 0

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ... import dtypes
-from ...ir.access import typical_numel
 from ...ir.buffers import Buffer
 from ...ir.graph import (
     JointGroup,
@@ -26,7 +25,7 @@ from ...ir.nodes import Scatter, bodies_of
 from ...ir.rows import RowStrategy, choose_row_strategy, joint_nbytes
 from ...ir.scalar import Index, Load, Op, Scalar, loads_of, scalar_symbols, walk
 from ...ir.transposition import find_transposition
-from ...symbolic.sizes import INT32, Expr, Symbol, is_within, product
+from ...symbolic.sizes import INT32, Expr, Symbol, is_within, product, typical
 from ...target import Target
 from .. import cost
 from .clusters import Clusters
@@ -149,7 +148,7 @@ def _is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
     loads = {load for body in bodies for load in loads_of(body)}
     read = sum(_nbytes_read(load, buffers[load.buffer]) for load in loads)
     stored = (buffers[name] for name in buffers_of(group).stored)
-    written = sum(min(int(count), typical_numel(b.numel)) * b.dtype.itemsize for b in stored)
+    written = sum(min(int(count), typical(b.numel)) * b.dtype.itemsize for b in stored)
     return cost.is_small_kernel(read + written, target)
 
 
@@ -183,8 +182,8 @@ def _nbytes_read(load: Load, buffer: Buffer) -> int:
     At most the buffer's size, and at most one element for each value of the symbols in its index.
     """
     symbols = {symbol for entry in load.index for symbol in scalar_symbols(entry)}
-    places = typical_numel(product(s.extent for s in symbols if s.extent is not None))
-    return min(places, typical_numel(buffer.numel)) * buffer.dtype.itemsize
+    places = typical(product(s.extent for s in symbols if s.extent is not None))
+    return min(places, typical(buffer.numel)) * buffer.dtype.itemsize
 
 
 def _fits(clusters: Clusters, memory: _Memory, k: int, cluster: int) -> bool:

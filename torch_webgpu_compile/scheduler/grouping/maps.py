@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from ...ir.access import typical_numel
 from ...ir.buffers import Buffer
 from ...ir.canonical import canonical_form
 from ...ir.graph import ForeachGroup, KernelGroup, MapGroup, Schedule
 from ...ir.transposition import find_transposition
-from ...symbolic.sizes import Expr, linearize, product
+from ...symbolic.sizes import Expr, linearize, product, typical
 from ...target import Target
 from .. import cost
 from ..mapping import reads_agree
@@ -128,7 +127,7 @@ def join_small_maps(schedule: Schedule, target: Target) -> Schedule:
     for k, group in enumerate(schedule.groups):
         if isinstance(group, MapGroup):
             counts[k] = len(group.members)
-            if cost.is_small_map(typical_numel(product(group.ranges)), target):
+            if cost.is_small_map(typical(product(group.ranges)), target):
                 found.setdefault(group.ranges, []).append(k)
     candidates = [numbers for numbers in found.values() if len(numbers) > 1]
     if not candidates:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.access import typical_numel
 from ...ir.anchors import access_pattern
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup, KernelGroup, PairGroup, Schedule, SiblingGroup, buffers_of
 from ...ir.nodes import Contraction
 from ...ir.scalar import loads_of
-from ...symbolic.sizes import Expr, product
+from ...symbolic.sizes import Expr, product, typical
 from ...target import Target
 from .. import cost
 from ..mapping import reads_agree
@@ -134,12 +133,12 @@ def _in_common(node: Contraction) -> Hashable:
 
 def _is_joined(node: Contraction, target: Target) -> bool:
     if target.waits_for_compiler:
-        return cost.are_few_rows(typical_numel(product(node.rows)))
+        return cost.are_few_rows(typical(product(node.rows)))
     return _is_small(node, target)
 
 
 def _is_small(node: Contraction, target: Target) -> bool:
-    elements = typical_numel(product((*node.batch, *node.rows, *node.columns)))
+    elements = typical(product((*node.batch, *node.rows, *node.columns)))
     return not cost.fills_with_a_product(elements, target)
 
 

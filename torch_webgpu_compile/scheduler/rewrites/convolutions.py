@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.access import address_of, load_index, step_of, typical_numel
+from ...ir.access import address_of, load_index, step_of
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.nodes import Contraction, Pointwise
 from ...ir.renaming import rename_loads
@@ -28,6 +28,7 @@ from ...symbolic.sizes import (
     product,
     substitute,
     symbols_of,
+    typical,
 )
 from ...target import Target
 from .. import cost
@@ -93,8 +94,7 @@ def _entry(load: Load, dim: int) -> Expr:
 
 def _is_divisible(symbol: Symbol) -> bool:
     """Whether full vectors cover a symbol's range."""
-    extent = extent_of(symbol)
-    return extent.is_constant and extent.constant % VECTOR == 0
+    return extent_of(symbol).divisor % VECTOR == 0
 
 
 def reads_channels(convolution: Convolution, strides: Mapping[str, Sequence[Expr]]) -> bool:
@@ -128,9 +128,11 @@ def _in_vectors(address: Expr, symbols: Sequence[Symbol]) -> bool:
     run = 1
     for symbol in reversed([s for s in symbols if s.extent is not ONE]):
         extent = extent_of(symbol)
-        if step_of(address, symbol) != run or not extent.is_constant:
+        if step_of(address, symbol) != run:
             break
-        run *= extent.constant
+        run *= extent.divisor
+        if not extent.is_constant:
+            break
     return run > 1 and run % VECTOR == 0
 
 
@@ -261,7 +263,7 @@ def written_for(
         after.sort(key=lambda s: s is convolution.channel)
     copied = None
     if (reorders or turn) and not _reads_weight_vectors(convolution, after, weight.strides):
-        pays = cost.weight_copy_pays(typical_numel(positions_of(node)), target)
+        pays = cost.weight_copy_pays(typical(positions_of(node)), target)
         layout = _vector_layout(convolution, weight)
         if pays and layout is not None:
             name, copied = copies.copy(weight.name, layout)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ... import dtypes
-from ...ir.access import typical_numel
 from ...ir.buffers import Buffer, intermediate, unused_name
 from ...ir.factors import factor_of, units_config
 from ...ir.graph import LoopGraph
@@ -21,7 +20,7 @@ from ...ir.nodes import Contraction, Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, index, loads_of, scalar_symbols, substitute_symbols
 from ...ir.shifts import exponents, shift_of
 from ...ir.spaces import Node, Origin, Space, iteration_symbols, numbered, symbol_keys
-from ...symbolic.sizes import ONE, Expr, product
+from ...symbolic.sizes import ONE, Expr, product, typical
 from ...target import Target
 from .. import cost
 from .preparation import static_buffers
@@ -48,7 +47,7 @@ def know_exponents(graph: LoopGraph, target: Target) -> LoopGraph:
             return None
         new = [factor for factor in dict.fromkeys(factors) if factor not in known]
         each_call = [factor for factor in new if not unchanging.issuperset(factor.reads)]
-        flops = typical_numel(2 * product(node.extents))
+        flops = typical(2 * product(node.extents))
         moved = sum(factor.nbytes(buffers) for factor in each_call)
         if not cost.shifts_pay(flops, moved, 1 + len(each_call), target):
             return None
@@ -67,7 +66,7 @@ def _is_eligible(node: Node, target: Target) -> bool:
     return (
         isinstance(node, Contraction)
         and bool(node.inner)
-        and not cost.are_few_rows(typical_numel(product(node.rows)))
+        and not cost.are_few_rows(typical(product(node.rows)))
         and factor_of([node]) == "bf16"
         and units_config([node], target) is not None
     )
@@ -93,10 +92,10 @@ class _Factor:
 
     @property
     def numel(self) -> int:
-        return typical_numel(product((*self.sizes, *self.inner)))
+        return typical(product((*self.sizes, *self.inner)))
 
     def is_dense(self, buffers: Mapping[str, Buffer]) -> bool:
-        read = [typical_numel(buffers[name].numel) for name in self.reads]
+        read = [typical(buffers[name].numel) for name in self.reads]
         return bool(self.sizes) and self.numel <= _DENSE * max(read, default=0)
 
     def nbytes(self, buffers: Mapping[str, Buffer]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ... import dtypes
-from ...ir.access import load_index, typical_numel
+from ...ir.access import load_index
 from ...ir.attention_nodes import Attention, AttentionGradient
 from ...ir.buffers import BufferOrigin
 from ...ir.depthwise_nodes import DepthwiseConvolution
@@ -43,7 +43,17 @@ from ...ir.scalar import (
     walk,
 )
 from ...ir.spaces import Node, named_bodies, numbered
-from ...symbolic.sizes import Expr, Symbol, as_symbol, product, substitute, symbols_of
+from ...symbolic.sizes import (
+    Expr,
+    Symbol,
+    as_symbol,
+    magnitude,
+    product,
+    substitute,
+    symbols_of,
+    typical,
+    upper_bound,
+)
 from ...target import Target
 from .. import cost
 from ..looped import is_looped
@@ -109,7 +119,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     """Whether recomputing ``node`` in its readers beats writing it once and reading it back."""
     own_work = body_cost(node.body)
     loads = loads_of(node.body)
-    numel, each = typical_numel(product(node.ranges)), own_work + len(loads)
+    numel, each = typical(product(node.ranges)), own_work + len(loads)
     if _is_query(node, users):
         (user,) = users
         assert isinstance(user, Attention)
@@ -146,7 +156,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     own = numel * graph.buffers[node.output].dtype.itemsize
     sites = Counter(load.buffer for load in set(loads))
     read = sum(
-        min(typical_numel(graph.buffers[b].numel), count * numel) * graph.buffers[b].dtype.itemsize
+        min(typical(graph.buffers[b].numel), count * numel) * graph.buffers[b].dtype.itemsize
         for b, count in sites.items()
     )
     extra_reads = max(0, (len(users) - 1) * read - len(users) * own)
@@ -174,8 +184,8 @@ def _is_of_scores(node: Pointwise, users: list[Node], graph: LoopGraph) -> bool:
         for name, body in named_bodies(user).items():
             if name not in user.PAIRS and any(b.buffer == node.output for b in loads_of(body)):
                 return False
-    read = sum(typical_numel(graph.buffers[name].numel) for name in inputs_of(node))
-    return cost.are_many_scores(typical_numel(product(node.ranges)), read)
+    read = sum(typical(graph.buffers[name].numel) for name in inputs_of(node))
+    return cost.are_many_scores(typical(product(node.ranges)), read)
 
 
 def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
@@ -214,12 +224,13 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
 
     So dequantized weights need no memory. Not what is joined of parts: it is loaded in pieces.
     """
-    if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+    rows = upper_bound(product(user.rows)) if isinstance(user, Contraction) else None
+    if not isinstance(user, Contraction) or rows is None:
         return False
     if any(isinstance(part, Masked) for part in walk(node.body)):
         return False
     others = any(load.buffer == node.output for load in loads_of(user.lhs))
-    return not others and cost.are_few_rows(product(user.rows).constant)
+    return not others and cost.are_few_rows(rows)
 
 
 def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> bool:
@@ -227,12 +238,12 @@ def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> 
 
     They leave invocations free for the arithmetic, and dequantized weights need no memory.
     """
-    if not isinstance(user, Contraction) or not product(user.rows).is_constant:
+    rows = magnitude(product(user.rows)) if isinstance(user, Contraction) else None
+    if not isinstance(user, Contraction) or rows is None:
         return False
     if any(load.buffer == node.output for load in loads_of(user.lhs)):
         return False
     has_units = factor_of([user]) == "f16" and units_config([user], target) is not None
-    rows = product(user.rows).constant
     return has_units and cost.is_cheap_in_units(work, rows, target)
 
 
@@ -246,11 +257,11 @@ def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
 
 def _repeats(node: Pointwise, user: Node) -> float:
     """How often a reader computes each element of ``node`` when it is inlined."""
-    points = typical_numel(product(user.extents))
+    points = typical(product(user.extents))
     found = [{load for load in loads_of(b) if load.buffer == node.output} for b in bodies_of(user)]
     # A scan's bodies are computed together.
     sites = len(set().union(*found)) if isinstance(user, Scan) else sum(map(len, found))
-    each = points / max(1, typical_numel(product(node.ranges)))
+    each = points / max(1, typical(product(node.ranges)))
     # Sites of a transform are the real and the imaginary part: each reads its half.
     return sites * (each if isinstance(user, Fourier) else max(1.0, each))
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ... import dtypes
-from ...ir.access import typical_numel
 from ...ir.attention_nodes import Attention
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, inputs_of, outputs_of, reports
@@ -29,7 +28,7 @@ from ...ir.scalar import (
     where,
 )
 from ...ir.spaces import Node, iteration_symbols, symbol_keys
-from ...symbolic.sizes import ONE, Expr, Symbol, substitute
+from ...symbolic.sizes import ONE, Expr, Symbol, substitute, typical
 from ...target import Target
 from .. import cost
 from .causal import AT_LEAST, AT_MOST, conditions_of, followed, is_zero_or_lowest, sides_of
@@ -76,7 +75,7 @@ def _pays(node: Attention, graph: LoopGraph, target: Target) -> bool:
     loaded = {load.buffer for body in (node.key, node.value) for load in loads_of(body)}
     buffers = (graph.buffers[name] for name in loaded)
     return cost.waits_for_key_end(
-        sum(typical_numel(buffer.numel) * buffer.dtype.itemsize for buffer in buffers), target
+        sum(typical(buffer.numel) * buffer.dtype.itemsize for buffer in buffers), target
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.access import address_of, load_index, step_of, typical_numel
+from ...ir.access import address_of, load_index, step_of
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.depthwise_nodes import DepthwiseConvolution
 from ...ir.graph import LoopGraph
@@ -39,6 +39,7 @@ from ...symbolic.sizes import (
     linearize,
     product,
     symbols_of,
+    typical,
 )
 from ...target import Target
 from .. import cost
@@ -94,7 +95,7 @@ def _has_layouts(buffer: Buffer) -> bool:
     if len(buffer.sizes) < 3 or all(size is ONE for size in buffer.sizes[2:]):
         return False
     channels = buffer.sizes[1]
-    return channels.is_constant and channels.constant % VECTOR == 0 and channels is not ZERO
+    return channels.divisor % VECTOR == 0 and channels is not ZERO
 
 
 def _is_channels_last(buffer: Buffer) -> bool:
@@ -227,8 +228,8 @@ def _convolution_cost(
     node = convolution.node
     total = 0.0
     if not (reads_channels(convolution, strides) or reads_positions(convolution, strides)):
-        inner = typical_numel(product(node.inner))
-        flops = 2 * inner * typical_numel(buffers[node.output].numel)
+        inner = typical(product(node.inner))
+        flops = 2 * inner * typical(buffers[node.output].numel)
         total += cost.scalar_operand_nbytes(flops, target)
     output = buffers[node.output]
     turns = _has_layouts(output) and strides[node.output] == channels_last(output.sizes)
@@ -238,7 +239,7 @@ def _convolution_cost(
 
 
 def _nbytes(name: str, buffers: Mapping[str, Buffer]) -> int:
-    return typical_numel(buffers[name].numel) * buffers[name].dtype.itemsize
+    return typical(buffers[name].numel) * buffers[name].dtype.itemsize
 
 
 def _reads(

@@ -18,13 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ...dtypes import Kind
-from ...ir.access import typical_numel
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import GraphOutput, LoopGraph, Program
 from ...ir.nodes import Contraction, HostCall, Pointwise, bodies_of, inputs_of, outputs_of
 from ...ir.scalar import Const, scalar_symbols
 from ...ir.spaces import Node
-from ...symbolic.sizes import product
+from ...symbolic.sizes import product, typical
 from ...target import Target
 from .. import cost
 from .inline import body_cost
@@ -122,10 +121,10 @@ def _is_dequantized(buffer: Buffer, read: Iterable[Buffer]) -> bool:
 
     Of each integer that is read, at most eight elements: not of positions, say, rows of a table.
     """
-    numel, nbytes = typical_numel(buffer.numel), _nbytes_of(buffer)
+    numel, nbytes = typical(buffer.numel), _nbytes_of(buffer)
     return buffer.dtype.is_float and any(
         b.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED)
-        and 8 * typical_numel(b.numel) >= numel
+        and 8 * typical(b.numel) >= numel
         and 2 * _nbytes_of(b) <= nbytes
         for b in read
     )
@@ -205,7 +204,7 @@ def _saved(node: Node, graph: LoopGraph, target: Target) -> float:
 
 def _nbytes_of(buffer: Buffer) -> int:
     """Bytes of a buffer, of which symbolic sizes count as small ones."""
-    return typical_numel(buffer.nbytes)
+    return typical(buffer.nbytes)
 
 
 def _alive_nbytes(graph: LoopGraph) -> list[int]:

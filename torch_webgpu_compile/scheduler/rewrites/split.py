@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
-from ...ir.access import flat_values, neighbours_in_rows, typical_numel
+from ...ir.access import flat_values, neighbours_in_rows
 from ...ir.buffers import Buffer, intermediate
 from ...ir.depthwise_access import gradient_has_neighbours
 from ...ir.depthwise_nodes import DepthwiseWeightGradient
@@ -37,9 +37,13 @@ from ...symbolic.sizes import (
     as_expr,
     ceildiv,
     delinearize,
+    floordiv,
     iteration,
+    magnitude,
+    magnitudes,
     product,
     substitute,
+    typical,
 )
 from ...target import Target
 from .. import cost
@@ -79,8 +83,6 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    if not product(node.reduce_ranges).is_constant:
-        return 1
     useful = _useful_parts(node, graph, target) if node.kind in SPLITTABLE else 1
     return max(useful, _needed_parts(node, graph, target))
 
@@ -91,18 +93,17 @@ def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
         return 1
     step = _COLUMN_STEP if _columns(node, graph) else _ROW_STEP
     most = max(1, target.max_loop_iterations // _LOOP_SHARE) * step
-    return -(-int(product(node.reduce_ranges)) // most)
+    length = product(node.reduce_ranges)
+    return -(-int(length) // most) if length.is_constant else 1  # a call finds out
 
 
 def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     """Parts that fill a GPU."""
-    rows, length = product(node.ranges), product(node.reduce_ranges)
-    if not rows.is_constant:
-        return 1
-    if int(rows) == 0:
+    rows, length = (magnitude(product(sizes)) for sizes in (node.ranges, node.reduce_ranges))
+    if not rows or length is None:
         return 1
     useful = cost.column_parts if _columns(node, graph) else cost.row_parts
-    return useful(int(rows), int(length), target)
+    return useful(rows, length, target)
 
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
@@ -115,7 +116,7 @@ def _columns(node: Reduction, graph: LoopGraph) -> bool:
 def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node]:
     length = product(node.reduce_ranges)
     chunk = ceildiv(ceildiv(length, parts), 4) * 4
-    parts = int(ceildiv(length, chunk))
+    parts = int(ceildiv(length, chunk)) if length.is_constant else parts
     name = f"{node.output}_parts"
     result = buffers[node.output]
     sizes = (as_expr(parts), *node.ranges)
@@ -151,7 +152,7 @@ def split_weight_gradients(graph: LoopGraph, target: Target) -> LoopGraph:
     def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         if not isinstance(node, DepthwiseWeightGradient) or not node.channels.is_constant:
             return None
-        positions = typical_numel(product((node.images, *node.positions)))
+        positions = typical(product((node.images, *node.positions)))
         useful = 1  # few cores are full soon
         if not target.software:
             neighbours = gradient_has_neighbours(node, buffers)
@@ -220,10 +221,11 @@ def _shared(node: Contraction) -> tuple[tuple[str, Scalar], ...]:
 def _tiles(node: Contraction, target: Target) -> int:
     """Workgroups of the largest tile; more than enough where a call decides."""
     batch, rows, columns = (product(s) for s in (node.batch, node.rows, node.columns))
-    if not all(size.is_constant for size in (batch, rows, columns)):
+    sizes = magnitudes(batch, rows, columns)
+    if sizes is None:
         return cost.filling_workgroups(target)
     in_units = units_config([node], target) is not None
-    return cost.product_workgroups(int(batch), int(rows), int(columns), in_units=in_units)
+    return cost.product_workgroups(*sizes, in_units=in_units)
 
 
 def _inner_parts(
@@ -244,15 +246,16 @@ def _inner_parts(
         product(s) for s in (node.batch, node.rows, node.columns, node.inner)
     )
     is_full = tiles >= cost.filling_workgroups(target, in_units=in_units)
-    if is_full or not all(size.is_constant for size in node.inner):
+    known = magnitudes(batch, rows, columns, inner)
+    if is_full or known is None:
         return None
-    sizes = int(batch), int(rows), int(columns), int(inner)
+    sizes = known[0], known[1], known[2], known[3]
     best: Sequence[int] | int | None = None
     least = math.inf
     for parts in cost.inner_part_counts(*sizes[1:], target, in_units=in_units):
         divided = _divisors(node.inner, parts)
-        if divided is None and len(node.inner) > 1:
-            continue
+        if divided is None and len(node.inner) > 1 and inner.is_constant:
+            continue  # others nearby divide them
         joined = reduced and parts <= _MOST_ADDED
         masked = divided is None
         nbytes = cost.parts_nbytes(
@@ -270,9 +273,9 @@ def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
     """
     found, rest = [], parts
     for size in inner:
-        found.append(math.gcd(rest, int(size)))
+        found.append(math.gcd(rest, size.divisor))
         rest //= found[-1]
-    whole = len(inner) > 1 or found[-1] == 1 or int(inner[0]) % (_VECTOR * found[-1]) == 0
+    whole = len(inner) > 1 or found[-1] == 1 or inner[0].divisor % (_VECTOR * found[-1]) == 0
     return found if rest == 1 and whole else None
 
 
@@ -282,7 +285,7 @@ def _split_contraction(
     """A batch of parts, so many of each inner dimension, and their sum."""
     parts = math.prod(divided)
     batch = (as_expr(parts), *node.batch)
-    inner = tuple(size // count for size, count in zip(node.inner, divided, strict=True))
+    inner = tuple(floordiv(n, as_expr(k)) for n, k in zip(node.inner, divided, strict=True))
     b, k = iteration_symbols("b", batch), iteration_symbols("k", inner)
     part = delinearize(b[0], [as_expr(count) for count in divided])
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
@@ -371,25 +374,25 @@ def _in_parts(node: Contraction, parts: int, step: int, buffers: dict[str, Buffe
 
     ``step``: elements of a part are a multiple of this, which is one of four.
     """
-    inner = int(product(node.inner))
-    chunk = -(-inner // (parts * step)) * step
-    parts = -(-inner // chunk)
+    inner = product(node.inner)
+    chunk = ceildiv(inner, parts * step) * step
+    parts = int(ceildiv(inner, chunk)) if inner.is_constant else parts
     batch = (as_expr(parts), *node.batch)
-    b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (as_expr(chunk),))
+    b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (chunk,))
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
     position = b[0] * chunk + k
     within = iteration("position", inner)
     placed = flat_values("k", node.inner, within)
     # Of whole vectors, four neighbours are inside together.
-    unit = _VECTOR if inner % _VECTOR == 0 else 1
+    unit = _VECTOR if inner.divisor % _VECTOR == 0 else 1
 
     def part_of(body: Scalar) -> Scalar:
         own = substitute_symbols(body, {**moved, **placed})
         own = substitute_symbols(own, {symbol_keys((within,))[0]: position})
-        if inner % chunk == 0:
+        if inner % chunk is ZERO:
             return own
-        inside = apply("lt", index(position // unit), index(as_expr(inner // unit)))
+        inside = apply("lt", index(position // unit), index(inner // unit))
         return Masked(inside, own, const(0, own.dtype))
 
     operands = part_of(node.lhs), part_of(node.rhs)
-    return _as_parts(node, parts, (as_expr(chunk),), operands, moved, buffers)
+    return _as_parts(node, parts, (chunk,), operands, moved, buffers)

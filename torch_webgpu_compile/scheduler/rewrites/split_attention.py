@@ -12,7 +12,7 @@ from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, cast, const, index
 from ...ir.spaces import Node, iteration_symbols
-from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, product
+from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, magnitude, product, upper_bound
 from ...target import Target
 from .. import cost
 
@@ -33,15 +33,14 @@ def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
 
 def _parts(node: Attention, target: Target) -> int:
     batch, heads, queries, keys, head, value_head = node.sizes
-    known = (batch, heads, queries, head, value_head)
-    if not all(size.is_constant for size in known):
+    few, count = upper_bound(queries), magnitude(batch * heads)
+    if few is None or count is None or not (head.is_constant and value_head.is_constant):
         return 1
     if node.kept is not None or node.logsumexp is not None:
         return 1  # training, where one of so few queries is rare
     if max(int(head), int(value_head)) > 4 * target.max_workgroup_invocations:
         return 1
-    count = int(keys) if keys.is_constant else None
-    return cost.attention_parts(int(batch) * int(heads), int(queries), count, target)
+    return cost.attention_parts(count, few, magnitude(keys), target)
 
 
 def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node]:

@@ -17,7 +17,7 @@ from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
 from ...ir.spaces import Node, numbered
-from ...symbolic.sizes import ONE, Expr, product
+from ...symbolic.sizes import ONE, Expr, magnitude, product
 from .. import cost
 from ..mapping import point_of
 from .inline import inline_into
@@ -58,12 +58,12 @@ def recompute_statistics(graph: LoopGraph) -> LoopGraph:
 
 
 def _is_statistic(node: Reduction, graph: LoopGraph) -> bool:
-    length = product(node.reduce_ranges)
+    length = magnitude(product(node.reduce_ranges))
     return (
         product(node.ranges) is ONE
         and len(node.reduce_ranges) == 1
-        and length.is_constant
-        and cost.stays_in_caches(int(length))
+        and length is not None
+        and cost.stays_in_caches(length)
         and node.output not in graph.returned
     )
 
@@ -145,9 +145,9 @@ class _Statistic:
         node: Node | None = self.nodes[name]
         if not (isinstance(node, Reduction) and node.kind == "sum"):
             return None
-        rows = product(node.ranges)
+        rows = magnitude(product(node.ranges))
         if node.reduce_ranges != self.node.reduce_ranges or not (
-            rows.is_constant and cost.makes_statistics_again(int(rows))
+            rows is not None and cost.makes_statistics_again(rows)
         ):
             return None
         for producer in reversed(inner[1:]):

@@ -1,0 +1,53 @@
+"""Classes of sizes: a kernel that a call may choose serves all sizes of one class.
+
+Which class a size is of follows from the size alone. So what a call computes, and how fast, does
+not depend on what the process has computed before. There are few, so that a loop over lengths
+compiles few kernels: six by magnitude up to 4095, five of them twice, as multiples of a vector have
+their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_VECTOR = 4
+"""Elements of one access: sizes that are multiples of it leave no rest."""
+
+_RATIO_BITS = 2
+"""Sizes of a class differ by a factor of less than four."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClass:
+    """The sizes ``unit`` · n with ``lower`` ≤ n ≤ ``most``.
+
+    ``most`` is None where magnitudes do not matter.
+    """
+
+    unit: int
+    lower: int
+    most: int | None
+
+    def count(self, size: int) -> int | None:
+        """The number n that a size of this class is given by; None for one of another class."""
+        number, rest = divmod(size, self.unit)
+        if rest or number < self.lower or (self.most is not None and number > self.most):
+            return None
+        return None if self.unit == 1 and size % _VECTOR == 0 else number
+
+
+def size_class(size: int, by_magnitude: bool = True, least: int = 2) -> SizeClass | None:
+    """The class of a size; None for one below ``least``, each of which is a case of its own.
+
+    Args:
+        by_magnitude: whether sizes of other magnitudes are in other classes.
+        least: 2, or 1 of numbers that are no sizes.
+    """
+    if size < least:
+        return None
+    unit = _VECTOR if size % _VECTOR == 0 else 1
+    if not by_magnitude:
+        return SizeClass(unit, 1 if unit > 1 else least, None)
+    least = 1 << (size.bit_length() - 1) // _RATIO_BITS * _RATIO_BITS
+    end = least << _RATIO_BITS
+    return SizeClass(unit, max(2, least) // unit, (end - 1) // unit)
