@@ -326,7 +326,7 @@ class RowKernel:
         t = self.tiling
         step = t.threads * t.lanes
         least = value_range(self.length)[0]
-        return (chunk // t.run + 1) * t.run * step <= least or (self.length % step) is ZERO
+        return (chunk // t.run + 1) * t.run * step <= least
 
     def _position(self, chunk: Expr, lane: int = 0) -> str:
         return self.builder.index(self._element(chunk, lane))
