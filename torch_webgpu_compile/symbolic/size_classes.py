@@ -2,8 +2,8 @@
 
 Which class a size is of follows from the size alone. So what a call computes, and how fast, does
 not depend on what the process has computed before. There are few, so that a loop over lengths
-compiles few kernels: six by magnitude up to 4095, five of them twice, as multiples of a vector have
-their own.
+compiles few kernels: five by magnitude up to 3071, each of them twice, as multiples of a vector
+have their own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 _VECTOR = 4
 """Elements of one access: sizes that are multiples of it leave no rest."""
 
-_RATIO_BITS = 2
-"""Sizes of a class differ by a factor of less than four."""
+# Sizes of a class differ by a factor of less than four. They begin with three times a power of it,
+# so that powers of two, as most sizes of models, are near their middle.
+_FIRST, _RATIO_BITS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,18 @@ class SizeClass:
 
 
 def size_class(size: int, by_magnitude: bool = True, least: int = 2) -> SizeClass | None:
-    """The class of a size; None for one below ``least``, each of which is a case of its own.
+    """The class of a size; None for the smallest, each of which is a case of its own.
 
     Args:
         by_magnitude: whether sizes of other magnitudes are in other classes.
-        least: 2, or 1 of numbers that are no sizes.
+        least: what is no such case, if they are not: 2, or 1 of numbers that are no sizes.
     """
-    if size < least:
+    if size < (_FIRST if by_magnitude else least):
         return None
     unit = _VECTOR if size % _VECTOR == 0 else 1
     if not by_magnitude:
         return SizeClass(unit, 1 if unit > 1 else least, None)
-    least = 1 << (size.bit_length() - 1) // _RATIO_BITS * _RATIO_BITS
-    end = least << _RATIO_BITS
-    return SizeClass(unit, max(2, least) // unit, (end - 1) // unit)
+    ratios = ((size // _FIRST).bit_length() - 1) // _RATIO_BITS
+    first = _FIRST << ratios * _RATIO_BITS
+    end = first << _RATIO_BITS
+    return SizeClass(unit, -(-first // unit), (end - 1) // unit)

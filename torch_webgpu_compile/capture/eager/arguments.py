@@ -181,12 +181,13 @@ def symbolic_leaves(
     return frozenset(found)
 
 
-# Dimensions of tensors, by their names, whose sizes choose the code: windows are unrolled, and a
-# head's elements are in registers.
+# Dimensions of tensors, by their names, whose sizes choose the code: windows are unrolled, a head's
+# elements are in registers, and the channels of groups tell how groups are computed.
 _FIXED_SIZES: Mapping[str, Mapping[str, slice]] = {
     "convolution": {"weight": slice(2, None)},
     "attention": dict.fromkeys(("query", "key", "value"), slice(-1, None)),
 }
+_FIXED_OF_GROUPS = {"weight": slice(None), **dict.fromkeys(("input", "grad_output"), slice(1, 2))}
 
 
 def size_leaves(
@@ -195,10 +196,13 @@ def size_leaves(
     """The leaves that are sizes, and (leaf, dimension) of the sizes that choose the code."""
     names, name = _size_names(op), op._schema.name
     dims = next((named for part, named in _FIXED_SIZES.items() if part in name), {})
+    bound = list(_bound(op, args, kwargs))
+    if "convolution" in name and any(n == "groups" and value != 1 for n, _, value in bound):
+        dims = _FIXED_OF_GROUPS
     integers: list[int] = []
     fixed: list[tuple[int, int]] = []
     leaf = 0
-    for argument, _, value in _bound(op, args, kwargs):
+    for argument, _, value in bound:
         for item in tree_leaves(value):
             if type(item) is int and argument in names:
                 integers.append(leaf)
