@@ -10,12 +10,14 @@
       --plot                                    a figure per suite (`benchmarks.plot`)
     python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
     python -m benchmarks.tilings gpt2 bert      tilings of products, measured inside their models
+    python -m benchmarks.eager                  eager calls and models beside eager CUDA
     python -m benchmarks.generate               tokens per second of a language model
     python -m benchmarks.regional_compilation   compiling a block of 24, and all of them
 
 ``cases``, ``kernel_cases`` and ``convolution_cases`` say what is measured, ``suites`` what it must
 reach, and ``goals`` whether it does. ``webgpu``, ``pytorch``, ``onnxruntime_webgpu`` and
-``tinygrad_webgpu`` measure one system each, ``compile_time`` first calls, and
+``tinygrad_webgpu`` measure one system each, ``eager_worker`` the calls of ``eager_cases``, in fresh
+and in used processes, ``compile_time`` first calls, and
 ``regional_compilation`` those of repeated blocks; ``limits`` measures what the machine can do at
 best. ``runner`` gives cases to a ``worker``: a process that imports everything once, and is
 replaced when it crashes, hangs or loses its GPU. ``report`` prints and writes the results.

@@ -28,7 +28,7 @@ from torch_webgpu_compile.runtime import limits
 
 from .cases import static_cache
 from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all
-from .limits import copy_bytes_per_second, synchronize, use_full_f32
+from .limits import copy_bytes_per_second, use_full_f32, wait_of
 from .timing import host_seconds_per_call, seconds_per_call
 
 _BATCHES = 5
@@ -248,7 +248,7 @@ def measure(case: Case, device: str, **compile_options: Any) -> dict[str, float]
     torch._dynamo.reset()
     gc.collect()
     memory: Any = torch.cuda if device == "cuda" else torch.webgpu  # type: ignore[attr-defined]
-    wait = synchronize if device == "cuda" else memory.synchronize
+    wait = wait_of(device)
     with torch.no_grad():
         step = Step(case, device)
         call = torch.compile(step, dynamic=False, **compile_options)
@@ -340,13 +340,13 @@ def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**gpu, **figures}, indent=1, ensure_ascii=False) + "\n")
 
 
-def parse_arguments(description: str | None, cases: Iterable[str]) -> argparse.Namespace:
-    """``cases``, ``small`` and ``output`` of the command line."""
+def argument_parser(description: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
+    """A command line with ``cases``, ``small`` and ``output``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(cases)}")
     parser.add_argument("--small", action="store_true", help="sizes for software adapters")
     parser.add_argument("--output", type=Path, help="a JSON file with all figures")
-    return parser.parse_args()
+    return parser
 
 
 def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
@@ -367,7 +367,7 @@ def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: 
 
 def main() -> None:
     """Prints every case."""
-    arguments = parse_arguments(__doc__, CASES)
+    arguments = argument_parser(__doc__, CASES).parse_args()
     chosen = {name: CASES[name] for name in arguments.cases or CASES}
     if arguments.small:
         chosen = {name: case.small() for name, case in chosen.items()}

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Results = Mapping[str, Mapping[str, Any]]
-Clock = Literal["kernel", "stream"]
+Clock = Literal["kernel", "stream", "host"]
 
 # Two systems that compute the same differ by rounding. What differs by more is not the same,
 # however fast it is.
 _LARGEST_DIFFERENCE = 1e-2
+# Of a stream's time, the host's: above this share of it, the GPU waits for the host.
+_HOST_DECIDES = 0.8
 OURS = "webgpu"
 _OWN = (OURS, "first_call")
 
@@ -28,7 +30,8 @@ class Faster:
     Attributes:
         label: what to call the other system.
         clock: ``kernel`` compares the least of GPU clock and steady stream, on both sides;
-            ``stream`` the steady stream alone, with what the host costs.
+            ``stream`` the steady stream alone, with what the host costs; ``host`` what the host
+            spends in a call.
     """
 
     than: str
@@ -36,6 +39,26 @@ class Faster:
     label: str
     clock: Clock = "kernel"
     needs_cuda: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AsFast:
+    """A stream of calls takes at most ``gpu`` × the time of the system ``than`` where that is its
+    GPU's time, and ``host`` × where it is its host's.
+    """
+
+    than: str
+    label: str
+    gpu: float
+    host: float
+
+
+@dataclass(frozen=True, slots=True)
+class SameBits:
+    """The same results as of the system ``than``, bit by bit."""
+
+    than: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +105,7 @@ class Leaner:
     label: str
 
 
-Goal = Faster | CopyShare | FlopRate | AtMost | AtLeast | Leaner
+Goal = Faster | AsFast | SameBits | CopyShare | FlopRate | AtMost | AtLeast | Leaner
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +138,7 @@ class Verdict:
 def systems_of(goal: Goal) -> frozenset[str]:
     """The systems that have to be measured for it."""
     match goal:
-        case Faster(than=than) | Leaner(than=than):
+        case Faster(than=than) | AsFast(than=than) | SameBits(than=than) | Leaner(than=than):
             return frozenset({OURS, than})
         case AtMost(system=system) | AtLeast(system=system):
             return frozenset({system})
@@ -130,14 +153,18 @@ def needs_limits(goal: Goal) -> bool:
 
 def is_count(goal: Goal) -> bool:
     """Whether it means the same for small sizes and on a slow adapter."""
-    return isinstance(goal, AtMost) and not goal.unit
+    return isinstance(goal, SameBits) or (isinstance(goal, AtMost) and not goal.unit)
 
 
 def describe(goal: Goal) -> str:
     """For a table."""
     match goal:
         case Faster(factor=factor, label=label):
-            return f"≥ {factor:g} × {label}"
+            return f"≥ {factor:.3g} × {label}"
+        case AsFast(label=label, gpu=gpu, host=host):
+            return f"≤ {gpu:g} × {label}'s GPU, ≤ {host:g} × its host"
+        case SameBits(label=label):
+            return f"the bits of {label}"
         case CopyShare(share=share):
             return f"≥ {share:.0%} of copy bandwidth"
         case FlopRate(flops_per_second=rate):
@@ -196,17 +223,30 @@ def judge_all(
     Args:
         is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
     """
-    found = [judge(goal, results, limits, work, has_cuda) for goal in goals]
-    return found if is_real else [replace(verdict, reached=None) for verdict in found]
+    found = {goal: judge(goal, results, limits, work, has_cuda) for goal in goals}
+    return [
+        verdict if is_real or isinstance(goal, SameBits) else replace(verdict, reached=None)
+        for goal, verdict in found.items()
+    ]
+
+
+def _seconds(result: Mapping[str, Any], clock: Clock) -> float:
+    match clock:
+        case "kernel":
+            return kernel_seconds(result)
+        case "stream":
+            return float(result["seconds"])
+        case "host":
+            return float(result["host_s"])
 
 
 def _needs_cuda(goal: Goal) -> bool:
     match goal:
         case Faster(needs_cuda=needed):
             return needed
-        case CopyShare() | Leaner():
+        case AsFast() | CopyShare() | Leaner():
             return True
-        case FlopRate() | AtMost() | AtLeast():
+        case SameBits() | FlopRate() | AtMost() | AtLeast():
             return False
 
 
@@ -216,12 +256,18 @@ def _measure(
     """(value, share of the goal, the value for a person); KeyError names a missing figure."""
     match goal:
         case Faster(than=than, factor=factor, clock=clock):
-            times = [
-                kernel_seconds(result) if clock == "kernel" else result["seconds"]
-                for result in (results[than], results[OURS])
-            ]
+            times = [_seconds(result, clock) for result in (results[than], results[OURS])]
             ratio = times[0] / times[1]
             return ratio, ratio / factor, f"{ratio:.2f} ×"
+        case AsFast(than=than, gpu=gpu, host=host):
+            theirs, ours = results[than], results[OURS]
+            by_host = theirs["host_s"] >= _HOST_DECIDES * theirs["seconds"]
+            ratio = ours["seconds"] / theirs["seconds"]
+            which = "host" if by_host else "GPU"
+            return ratio, (host if by_host else gpu) / ratio, f"{ratio:.2f} × its {which}"
+        case SameBits(than=than):
+            same = results[OURS]["bits"] == results[than]["bits"]
+            return float(same), float(same), "the same" if same else "others"
         case CopyShare(share=wanted):
             ours = results[OURS]
             nbytes = work.nbytes or ours["weights_nbytes"]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from . import cases, training
-from .generate import parse_arguments, report
+from .generate import argument_parser, report
 from .goals import OURS, AtMost, FlopRate, Goal, Verdict, Work, judge_all, systems_of
 from .training import Built, Case, as_fast
 
@@ -221,7 +221,7 @@ def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Prints every case."""
-    arguments = parse_arguments(__doc__, CASES)
+    arguments = argument_parser(__doc__, CASES).parse_args()
     os.environ["TORCH_WEBGPU_CACHE"] = "0"
     results: dict[str, Any] = {}
     for name in arguments.cases or CASES:

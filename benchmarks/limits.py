@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .timing import seconds_per_call
@@ -16,6 +18,14 @@ def synchronize() -> None:
     """Waits for PyTorch's device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def wait_of(device: str) -> Callable[[], None]:
+    """What waits for a device; nothing has to wait for the CPU."""
+    if device == "cpu":
+        return lambda: None
+    found: Callable[[], None] = getattr(torch, device).synchronize
+    return found
 
 
 def use_full_f32() -> None:

@@ -11,11 +11,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 LIMITS = "limits"
@@ -62,6 +62,7 @@ class Runner:
         timeout_s: for each case.
         fresh: a process for each case, so that its first call is a cold one.
         inductor_cache: keeps Inductor's kernels between runs; None: as if it had never run.
+        variables: of the process's environment, besides those of this one.
     """
 
     def __init__(
@@ -71,12 +72,14 @@ class Runner:
         fresh: bool = False,
         inductor_cache: Path | None = None,
         command: Iterable[str] = (sys.executable, "-m", "benchmarks.worker"),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.settings = settings
         self.timeout_s = timeout_s
         self.fresh = fresh
         self.inductor_cache = inductor_cache
         self.command = tuple(command)
+        self.variables = dict(variables)
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -209,6 +212,7 @@ class Runner:
             "TORCHINDUCTOR_CACHE_DIR": str(inductor),
             "TORCH_WEBGPU_CACHE": "0",
             "HF_HUB_OFFLINE": "1",
+            **self.variables,
         }
 
     def stop(self) -> None:

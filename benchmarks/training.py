@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from .cases import Classifier, Logits, mlp
-from .generate import LLAMA_1B, Geometry, parse_arguments, report
+from .generate import LLAMA_1B, Geometry, argument_parser, report
 from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge_all
-from .limits import synchronize, use_full_f32
+from .limits import use_full_f32, wait_of
 from .timing import host_seconds_per_call, seconds_per_call
 
 Built = tuple[Any, tuple[Tensor, ...]]
@@ -163,7 +163,7 @@ CASES = {
 }
 
 
-def _step(case: Case, module: nn.Module, inputs: tuple[Tensor, ...], backend: str | None) -> Any:
+def step_of(case: Case, module: nn.Module, inputs: tuple[Tensor, ...], backend: str | None) -> Any:
     """A call of what is measured; it gives the loss, or the result."""
     call: Any = module if backend is None else torch.compile(module, backend=backend)
     if case.kind in ("forward", "waited call"):
@@ -207,9 +207,7 @@ def measure(
     torch._dynamo.reset()
     gc.collect()
     memory: Any = None if device == "cpu" else getattr(torch, device)
-    wait: Callable[[], None] = synchronize
-    if device not in ("cpu", "cuda"):
-        wait = memory.synchronize
+    wait = wait_of(device)
     torch.manual_seed(0)
     module, inputs = case.build(small)
     module, inputs = module.to(device), tuple(x.to(device) for x in inputs)
@@ -217,7 +215,7 @@ def measure(
         memory.empty_cache()
         wait()
         memory.reset_peak_memory_stats()
-    call = _step(case, module, inputs, backend)
+    call = step_of(case, module, inputs, backend)
     start = time.perf_counter()
     results = [call()]
     wait()
@@ -290,7 +288,7 @@ def line(name: str, systems: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Prints every case."""
-    arguments = parse_arguments(__doc__, CASES)
+    arguments = argument_parser(__doc__, CASES).parse_args()
     os.environ |= {
         "TORCH_WEBGPU_CACHE": "0",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
@@ -325,7 +323,7 @@ def _on_cpu(case: Case, small: bool) -> dict[str, Any]:
         return {}
     torch.manual_seed(0)
     module, inputs = case.build(small)
-    call = _step(case, module, inputs, None)
+    call = step_of(case, module, inputs, None)
     return {"losses": [call().item() for _ in range(_LOSSES)]}
 
 

@@ -26,12 +26,24 @@ if TYPE_CHECKING:
     from torch_webgpu_compile.runtime.device import Device
 
 
+Measured = Callable[[str, Callable[[], dict[str, Any]]], bool]
+"""(system, what measures it) → whether something can still be measured in this process."""
+
+RunCase = Callable[[str, list[str], Settings, Measured], bool]
+"""(case, systems, settings, measured) → the same."""
+
+
 class Unusable(Exception):
     """A system that is not installed here."""
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serves the cases of `cases`."""
+    serve(_run_case, prepare)
+
+
+def serve(run_case: RunCase, prepare: Callable[[], None]) -> None:
+    """Answers until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is not an answer
     settings = Settings(**json.loads(sys.argv[1]))
@@ -44,7 +56,7 @@ def main() -> None:
     send({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        if not run(request["case"], request["systems"], settings, send):
+        if not run(request["case"], request["systems"], settings, send, run_case):
             return  # the GPU is gone for this process
 
 
@@ -59,7 +71,11 @@ def prepare() -> None:
 
 
 def run(
-    name: str, systems: list[str], settings: Settings, send: Callable[[dict[str, Any]], None]
+    name: str,
+    systems: list[str],
+    settings: Settings,
+    send: Callable[[dict[str, Any]], None],
+    run_case: RunCase,
 ) -> bool:
     """Measures a case by every system; False when no further case can be measured here."""
 
@@ -82,18 +98,18 @@ def run(
             name, machine if name == MACHINE else lambda: limits.measure(settings.small)
         )
     else:
-        usable = _run_case(name, systems, settings, measured)
-        _release()
+        usable = run_case(name, systems, settings, measured)
     send({"done": name, "usable": usable})
     return usable
 
 
-def _run_case(
-    name: str,
-    systems: list[str],
-    settings: Settings,
-    measured: Callable[[str, Callable[[], dict[str, Any]]], bool],
-) -> bool:
+def _run_case(name: str, systems: list[str], settings: Settings, measured: Measured) -> bool:
+    usable = _measure_case(name, systems, settings, measured)
+    release()
+    return usable
+
+
+def _measure_case(name: str, systems: list[str], settings: Settings, measured: Measured) -> bool:
     work: list[Workload] = []
 
     def build() -> dict[str, Any]:
@@ -152,7 +168,7 @@ def _is_fatal(error: Exception) -> bool:
     return isinstance(error, DeviceLostError) or "CUDA error" in str(error)
 
 
-def _release() -> None:
+def release() -> None:
     """Gives the memory of a case back, on both sides."""
     torch._dynamo.reset()
     gc.collect()

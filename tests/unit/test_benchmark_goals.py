@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import generate, report, training
+from benchmarks import eager, generate, report, training
 from benchmarks.cases import CASES
 from benchmarks.convolution_cases import layers
+from benchmarks.eager_cases import MODELS, ROWS
+from benchmarks.eager_worker import fingerprint
 from benchmarks.goals import AtLeast, AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
 from benchmarks.runner import SYSTEMS, WORK, Runner, Settings
 from benchmarks.suites import SUITES, rows_of
@@ -218,3 +222,51 @@ def test_goals_of_training_steps() -> None:
     assert values == pytest.approx([1.25, 1, 1, 0.6, 0.25])
     systems["webgpu"] = training.figures(systems, [2.0, 1.5])  # it learns something else
     assert not any(verdict.reached for verdict in training.verdicts(case, systems, is_real=True))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "limit"),
+    [
+        ({"seconds": 1e-5, "host_s": 9e-6}, 1.4e-5, 1.5),  # the host decides
+        ({"seconds": 1e-5, "host_s": 2e-6}, 1.2e-5, 1.3),
+        ({"seconds": 1e-5, "host_s": 2e-6}, 1.4e-5, 1.3),
+    ],
+)
+def test_goals_of_eager_calls(theirs: Any, ours: float, limit: float) -> None:
+    row = ROWS["add"]
+    used = {"seconds": ours, "host_s": 1.2 * theirs["host_s"], "bits": "a", "checks": [2.0]}
+    fresh = {**used, "seconds": 0.8 * ours}
+    measured: dict[str, Any] = {"eager": {**theirs, "checks": [2.0]}, "fresh": fresh}
+    measured["webgpu"] = used
+    systems = eager.figures(row, measured)
+    found = eager.verdicts(row, systems, has_cuda=True, is_real=True)
+    ratio = ours / theirs["seconds"]
+    shares = [verdict.share for verdict in found]
+    assert shares == pytest.approx([limit / ratio, 1.5 / 1.2, 0.8 * 1.1, 1.0])
+    assert [verdict.reached for verdict in found] == [ratio <= limit, True, False, True]
+    # Small sizes tell of bits, and of nothing else.
+    fresh["bits"] = "b"
+    found = eager.verdicts(row, systems, has_cuda=False, is_real=False)
+    assert [verdict.reached for verdict in found] == [None, None, None, False]
+    # What computes something else reaches nothing.
+    systems = eager.figures(row, {**measured, "eager": {**theirs, "checks": [2.5]}})
+    assert systems["webgpu"]["relative_difference"] == pytest.approx(0.2)
+    drawn = dataclasses.replace(row, is_random=True)
+    assert "relative_difference" not in eager.figures(drawn, measured)["webgpu"]
+
+
+def test_a_used_process_has_not_seen_the_sizes_that_are_measured() -> None:
+    for row in ROWS.values():
+        for small in (False, True) if row not in MODELS else (False,):
+            sizes = row.small if small else row.sizes
+            assert sizes not in row.other_sizes(small) or max(sizes) == 1, row.name
+
+
+def test_fingerprints_tell_places_and_signs() -> None:
+    x = torch.tensor([1.0, 2.0])
+    turned, negative = fingerprint((x.flip(0), 3)), fingerprint((-x, 3))
+    found = fingerprint((x, 3))
+    assert found["checks"] == [2.5, 3.0]
+    assert turned["checks"] == [2.0, 3.0]
+    assert negative["checks"] == found["checks"]
+    assert len({found["bits"], turned["bits"], negative["bits"]}) == 3

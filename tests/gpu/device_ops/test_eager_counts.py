@@ -1,0 +1,139 @@
+"""What eager calls compile, dispatch and move may not grow, nor what the host does for one.
+
+`tests.eager_counts` counts, in processes that have compiled nothing. A number that became less is
+to be lowered here. They are those of wgpu-native on Mesa's software adapter: others have other
+kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import NamedTuple
+
+import pytest
+
+from tests.eager_counts import OF_LENGTH, ROWS
+from tests.gpu.device.processes import run_python
+from torch_webgpu_compile.device import devices
+
+SHARES = 8
+
+
+class Bound(NamedTuple):
+    """Of a first call ``kernels`` and ``plans`` that are compiled; of a steady one ``dispatches``,
+    ``bytes`` between host and GPU, and ``functions`` of the package that the calling thread enters.
+    """
+
+    kernels: int
+    plans: int
+    dispatches: float
+    bytes: float
+    functions: int
+
+
+BOUNDS = {
+    "add": Bound(1, 1, 1, 0, 57),
+    "add_": Bound(1, 1, 1, 0, 39),
+    "view": Bound(0, 0, 0, 0, 0),
+    "slice": Bound(0, 0, 0, 0, 1),
+    "empty": Bound(0, 0, 0, 0, 20),
+    "half": Bound(1, 1, 1, 0, 98),
+    "sum": Bound(1, 1, 1, 0, 51),
+    "softmax": Bound(1, 1, 1, 0, 55),
+    "cat": Bound(1, 1, 1, 0, 58),
+    "index": Bound(1, 1, 1, 0, 63),
+    "item": Bound(0, 0, 0, 4, 76),
+    "cpu": Bound(0, 0, 0, 64, 83),
+    "upload": Bound(0, 0, 0, 64, 61),
+    "layer_norm": Bound(1, 1, 1, 0, 78),
+    "gelu": Bound(1, 1, 1, 0, 54),
+    "batch_norm": Bound(2, 2, 2, 0, 157),
+    "randn": Bound(1, 1, 1, 16, 113),
+    "linear": Bound(1, 1, 1, 0, 59),
+    "linear_backward": Bound(5, 5, 4, 0, 43),
+    "attention_backward": Bound(6, 3, 5, 0, 67),
+    "depthwise": Bound(1, 1, 1, 0, 61),
+    "depthwise_backward": Bound(4, 3, 3, 0, 43),
+    "convolution_7_backward": Bound(6, 3, 5, 0, 48),
+    "convolution_1_backward": Bound(4, 3, 3, 0, 43),
+    "convolution_3": Bound(1, 1, 1, 0, 61),
+    "matmul_bf16": Bound(1, 1, 1, 0, 57),
+    "matmul": Bound(1, 1, 1, 0, 57),
+    "row_product": Bound(1, 1, 1, 0, 57),
+    "topk": Bound(7, 1, 6, 0, 90),
+    "topk_row": Bound(6, 1, 5, 0, 103),
+    "sort": Bound(6, 1, 5, 0, 102),
+    "argsort": Bound(6, 1, 5, 0, 81),
+    "median": Bound(4, 1, 4, 0, 63),
+    "top_p": Bound(13, 8, 12, 8, 344),
+    "clip_grad_norm": Bound(9, 8, 9, 0, 598),
+    "sgd": Bound(1, 1, 0.25, 0, 24),
+    "adamw": Bound(3, 2, 0.5, 0, 127),
+}
+"""Of the rows of `benchmarks.eager_cases`, of small sizes."""
+
+KERNELS_OF_LENGTHS = {
+    "lengths:add": 2,
+    "lengths:sum": 2,
+    "lengths:var": 2,
+    "lengths:softmax": 2,
+    "lengths:softmax_gradient": 7,
+    "lengths:layer_norm_gradient": 7,
+    "lengths:cumsum": 6,
+    "lengths:cat": 2,
+    "lengths:gather": 4,
+    "lengths:nonzero": 24,
+    "lengths:sort": 16,
+    "lengths:topk": 17,
+    "lengths:randperm": 12,
+    "lengths:mm": 2,
+    "lengths:convolution_gradient": 14,
+    "lengths:depthwise_gradient": 8,
+    "lengths:attention": 16,
+    "lengths:attention_gradient": 31,
+}
+"""Of calls with 1 to 200 columns. They are to fall to at most 12 for each operator."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_its_adapter() -> None:
+    if not hasattr(os, "fork"):
+        pytest.skip("forks")
+    if "llvmpipe" not in devices.get_device(0).info.name:
+        pytest.skip("other adapters have other kernels")
+
+
+def counted(names: list[str]) -> dict[str, dict[str, float]]:
+    """What `tests.eager_counts` prints, by name."""
+    printed = run_python(["-W", "ignore", "-m", "tests.eager_counts", *names], {}, 300)
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return {counts.pop("name"): counts for counts in found}
+
+
+@pytest.mark.rotates(SHARES)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_no_row_costs_more(share: int) -> None:
+    assert ROWS.keys() == BOUNDS.keys()
+    worse = []
+    for name, counts in counted(list(BOUNDS)[share::SHARES]).items():
+        assert not counts.get("error"), f"{name}: {counts}"
+        assert not counts["compiled_later"], f"{name}: a steady call compiles"
+        assert not counts["fallbacks"], f"{name}: something ran on the host"
+        for field, bound in BOUNDS[name]._asdict().items():
+            if counts[field] > bound:
+                worse.append(f"{name}: {counts[field]:g} {field} instead of {bound:g}")
+    assert not worse
+
+
+@pytest.mark.rotates(2 * SHARES)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_lengths_compile_a_bounded_number_of_kernels(share: int) -> None:
+    assert OF_LENGTH.keys() == KERNELS_OF_LENGTHS.keys()
+    found = counted(list(OF_LENGTH)[share::SHARES])
+    worse = {name: counts for name, counts in found.items() if not _is_within(name, counts)}
+    assert not worse
+
+
+def _is_within(name: str, counts: dict[str, float]) -> bool:
+    return "kernels" in counts and counts["kernels"] <= KERNELS_OF_LENGTHS[name]
