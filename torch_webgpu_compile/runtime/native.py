@@ -206,8 +206,8 @@ class NativeBackend:
         subject = f"mapping {nbytes} bytes"
         with self.guard(lambda kind, text: device_error(kind, text, subject)):
             future = self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
-        self.check(subject)
-        self.library.wait_for_map(future, submission)
+        # That has told if the device is lost.
+        self.library.wait_for_map(future, mapping, submission)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.statuses:
             time.sleep(0.0005)
