@@ -178,8 +178,7 @@ def open_library(
     _kept.extend((on_error, on_loss))
     device = _request_device(ffi, lib, adapter, desc)
     del keep
-    on_cpu = adapter.info["adapter_type"].lower() == "cpu"
-    return Dawn(device, reports, 0.0 if on_cpu else AWAKE_SECONDS)
+    return Dawn(device, reports)
 
 
 def _toggles(ffi: Any, lib: Any, checked: bool) -> tuple[Any, Any]:
@@ -263,9 +262,9 @@ def _wait_any(
 class Dawn:
     """`library.Library` on Dawn."""
 
-    def __init__(self, device: Handle, reports: _Reports, awake_seconds: float) -> None:
+    def __init__(self, device: Handle, reports: _Reports) -> None:
         self.ffi, self.lib = bindings()
-        self.awake_seconds = awake_seconds
+        self.awake_seconds = AWAKE_SECONDS
         self._instance = _instance()
         self._reports = reports
         self.device = device

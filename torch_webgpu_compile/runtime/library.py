@@ -13,7 +13,7 @@ from .signals import Signal
 
 AWAKE_SECONDS = 1e-3
 """How long a wait for a GPU asks again and again before it sleeps: a thread that sleeps notices the
-end 70 µs late on an H100's host. On a software adapter, it would take the time of those who work.
+end 70 µs late on an H100's host.
 """
 
 Report = tuple[str, str]

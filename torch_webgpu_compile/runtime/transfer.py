@@ -136,7 +136,7 @@ class Transfers:
     def _put(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
         """Uploads before what is pending."""
         end = offset + nbytes
-        first, last = round_up(offset, 4), end & ~3
+        first, last = offset + 3 & ~3, end & ~3
         if offset % 4 or first > last:
             self._patch(buffer, offset, address, min(first, end) - offset)
         if last > first:
@@ -150,11 +150,11 @@ class Transfers:
                 self._patch(buffer, last, address + last - offset, end - last)
 
     def _upload_words(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        start = buffer.offset_nbytes + offset
         if nbytes < _STAGED:
-            self._write(buffer, offset, address, nbytes)
+            self._backend.write_buffer(buffer.handle, start, address, nbytes)
             self._count_written(nbytes)
             return
-        start = buffer.offset_nbytes + offset
         chunk = _chunk_nbytes(nbytes)
         for done in range(0, nbytes, chunk):
             part = min(chunk, nbytes - done)

@@ -63,8 +63,7 @@ class WgpuNative:
         self.capture: Callable[[], None] = partial(errors.capture, _GUARD)
         self.release: Callable[[], Report | None] = partial(errors.release, _GUARD)
         self._owner = device  # keeps the handles below alive
-        on_cpu = device.adapter.info["adapter_type"].lower() == "cpu"
-        self.awake_seconds = 0.0 if on_cpu else AWAKE_SECONDS
+        self.awake_seconds = AWAKE_SECONDS
         self._signals: list[Signal] = []  # C may call them
         self._free_signals: deque[Signal] = deque()
         self.device: Handle = device._internal
