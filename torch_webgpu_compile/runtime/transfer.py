@@ -265,7 +265,9 @@ class Transfers:
         Raises:
             IndexOutOfRangeError: one of this thread's reported an index.
         """
-        Download(self, (), self._status.pending()).finish(())
+        reports = self._status.pending()
+        if reports:
+            Download(self, (), reports).finish(())
 
     def start_round(self, pieces: list[_Piece], total: int, reports: list[Reports]) -> _Round:
         """Submits copies to ``total`` bytes of a staging buffer; the last are the reports."""
