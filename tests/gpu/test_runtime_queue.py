@@ -123,10 +123,26 @@ def test_a_long_plan_is_submitted_piece_by_piece(device: Device) -> None:
 def test_uploads_come_after_what_is_pending(device: Device, numel: int) -> None:
     first, second = floats(numel), floats(numel)
     x, y = on_gpu(device, first), device.allocate(4 * numel)
-    adder(device, x, y, numel).replay()
+    bound = adder(device, x, y, numel)
+    before = device.backend.submissions
+    bound.replay()
     device.upload(x, second)
+    is_pending = device.backend.submissions == before
+    assert is_pending == (numel == 100)  # a large one submits what is pending, and goes ahead
     np.testing.assert_array_equal(read(device, y, numel), first + first)
     np.testing.assert_array_equal(read(device, x, numel), second)
+
+
+def test_many_uploads_after_what_is_pending(device: Device) -> None:
+    """They wait with it in memory of their own, but not forever."""
+    x, y = on_gpu(device, floats(16)), device.allocate(64)
+    before = device.backend.submissions
+    adder(device, x, y, 16).replay()
+    data = [floats(16) for _ in range(2 * queue.MAX_BATCH)]
+    for values in data:
+        device.upload(x, values)
+    assert 1 <= device.backend.submissions - before <= 2
+    np.testing.assert_array_equal(read(device, x, 16), data[-1])
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4, 6])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from torch_webgpu_compile.errors import AdapterError
-from torch_webgpu_compile.runtime import adapters
+from torch_webgpu_compile.runtime import adapters, dawn
 from torch_webgpu_compile.runtime.adapters import AdapterInfo, choose_provider
 from torch_webgpu_compile.runtime.dawn import with_extensions
 from torch_webgpu_compile.target import MatrixConfig, Target
@@ -53,6 +55,27 @@ def test_matrix_units_with_kernels_decide(found: dict[str, list[AdapterInfo]]) -
         choose_provider("auto", "no such GPU", useful)
     del found["wgpudawn"]
     assert choose_provider("auto", "", useful) == "wgpu"  # not installed
+
+
+@pytest.mark.parametrize("done_after", [0, 3, 10])
+def test_a_wait_on_dawn_is_awake_before_it_sleeps(done_after: int) -> None:
+    """Awake, it asks with a timeout of 0; asleep, it comes back now and then, for Ctrl-C."""
+    info = SimpleNamespace(future=None, completed=False)
+    timeouts: list[int] = []
+
+    def wait_any(_instance: object, _count: int, _info: object, nanoseconds: int) -> int:
+        time.sleep(1e-3)
+        timeouts.append(nanoseconds)
+        info.completed = len(timeouts) > done_after
+        return 1
+
+    lib = SimpleNamespace(wgpuInstanceWaitAny=wait_any, WGPUWaitStatus_Error=3)
+    ffi = SimpleNamespace(new=lambda _: info)
+    assert dawn._wait_any(ffi, lib, None, None, awake_seconds=4.5e-3)
+    assert len(timeouts) == done_after + 1
+    awake = timeouts.count(0)
+    assert timeouts == [0] * awake + [dawn._SLICE] * (done_after + 1 - awake)
+    assert awake == 1 if done_after == 0 else 1 <= awake <= 5
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="others have no Mesa")

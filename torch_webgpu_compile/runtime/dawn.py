@@ -25,8 +25,9 @@ from ..errors import DeviceError
 from ..target import MatrixConfig
 from .failures import cause_of
 from .interface import Handle
-from .library import Report
+from .library import AWAKE_SECONDS, Report
 from .process_life import process
+from .signals import Signal
 
 _BACKEND = "wgpudawn.backends.dawn"
 _SLICE = 100_000_000  # ns; a wait goes back to Python so often, for Ctrl-C
@@ -34,11 +35,24 @@ _SLICE = 100_000_000  # ns; a wait goes back to Python so often, for Ctrl-C
 # Of all adapters: subgroup matrices are not safe in Dawn's eyes, and f16 is off on NVIDIA's GPUs
 # as some of Chrome's users had trouble with it.
 _INSTANCE_TOGGLES = ("allow_unsafe_apis", "vulkan_enable_f16_on_nvidia")
-_TOGGLES = ("enable_immediate_error_handling",)
-_DISABLED_TOGGLES = ("timestamp_quantization",)  # to 0.1 ms
-# What is proved by this package's compiler, or costs time at every compilation.
-_UNCHECKED_TOGGLES = ("disable_robustness", "disable_workgroup_init")
-_UNCHECKED_DISABLED_TOGGLES = ("enable_spirv_validation", "blob_cache_hash_validation")
+# Toggles of a device: whether each is on.
+_TOGGLES = {
+    "enable_immediate_error_handling": True,
+    "timestamp_quantization": False,  # to 0.1 ms
+    # Memory would be filled with zeros before its first use, or looked at whether it was used: no
+    # kernel relies on that, as memory is lent again with whatever is in it.
+    "lazy_clear_resource_on_first_use": False,
+    # Not `skip_validation`: of 1.2 µs per dispatch it saves 0.15, and a dispatch that is too large
+    # or a kernel whose bindings do not fit its layout would be a wrong result instead of an error.
+}
+# Of one whose kernels are not checked: what is proved by this package's compiler, or costs time at
+# every compilation.
+_UNCHECKED_TOGGLES = {
+    "disable_robustness": True,
+    "disable_workgroup_init": True,
+    "enable_spirv_validation": False,
+    "blob_cache_hash_validation": False,
+}
 
 _COMPONENTS = ("f32", "f16", "u32", "i32", "u8", "i8")  # webgpu.h, WGPUSubgroupMatrixComponentType
 
@@ -169,10 +183,9 @@ def open_library(
 
 def _toggles(ffi: Any, lib: Any, checked: bool) -> tuple[Any, Any]:
     """(the toggles of a device, for its descriptor; memory that they need until it is used)."""
-    enabled, disabled = list(_TOGGLES), list(_DISABLED_TOGGLES)
-    if not checked:
-        enabled += _UNCHECKED_TOGGLES
-        disabled += _UNCHECKED_DISABLED_TOGGLES
+    chosen = _TOGGLES if checked else _TOGGLES | _UNCHECKED_TOGGLES
+    enabled = [name for name, is_on in chosen.items() if is_on]
+    disabled = [name for name, is_on in chosen.items() if not is_on]
     texts = [[ffi.new("char []", name.encode()) for name in part] for part in (enabled, disabled)]
     arrays = [ffi.new("char const * []", part) for part in texts]
     toggles = ffi.new("WGPUDawnTogglesDescriptor *")
@@ -220,20 +233,29 @@ def _feature(name: str) -> str:
     return f"WGPUFeatureName_{words}"
 
 
-def _wait_any(ffi: Any, lib: Any, instance: Any, future: Any, seconds: float = math.inf) -> bool:
+def _wait_any(
+    ffi: Any,
+    lib: Any,
+    instance: Any,
+    future: Any,
+    seconds: float = math.inf,
+    awake_seconds: float = 0.0,
+) -> bool:
     """Waits for a future, without the device's lock; False if that takes longer.
 
-    Its callback has been called then.
+    Its callback has been called then. For ``awake_seconds`` the thread does not sleep.
     """
     info = ffi.new("WGPUFutureWaitInfo *")
     info.future = future
-    end = time.monotonic() + seconds
+    start = time.perf_counter()
+    passed = 0.0
     while True:
-        left = max(0.0, end - time.monotonic())
-        status = lib.wgpuInstanceWaitAny(instance, 1, info, int(min(_SLICE, 1e9 * left)))
-        if status == lib.WGPUWaitStatus_Error:
+        is_awake = passed < awake_seconds
+        nanoseconds = 0 if is_awake else int(min(_SLICE, 1e9 * max(0.0, seconds - passed)))
+        if lib.wgpuInstanceWaitAny(instance, 1, info, nanoseconds) == lib.WGPUWaitStatus_Error:
             raise DeviceError("waiting for the GPU: wgpuInstanceWaitAny failed")
-        if info.completed or time.monotonic() >= end:
+        passed = time.perf_counter() - start
+        if info.completed or passed >= seconds:
             return bool(info.completed)
 
 
@@ -242,6 +264,7 @@ class Dawn:
 
     def __init__(self, device: Handle, reports: _Reports) -> None:
         self.ffi, self.lib = bindings()
+        self.awake_seconds = AWAKE_SECONDS
         self._instance = _instance()
         self._reports = reports
         self.device = device
@@ -288,7 +311,7 @@ class Dawn:
         """Waits for a future, which is made now unless it was marked."""
         if mark is None:
             mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
-        _wait_any(self.ffi, self.lib, self._instance, mark)
+        self._wait_awake(mark)
         self.lib.wgpuInstanceProcessEvents(self._instance)  # frees what was released
 
     def wait_at_most(self, seconds: float) -> bool:
@@ -296,9 +319,12 @@ class Dawn:
         mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
         return _wait_any(self.ffi, self.lib, self._instance, mark, seconds)
 
-    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+    def wait_for_map(self, future: Handle, mapped: Signal, submission: int | None) -> None:
         """Waits for the mapping itself, which waits for what uses the buffer."""
-        _wait_any(self.ffi, self.lib, self._instance, future)
+        self._wait_awake(future)
+
+    def _wait_awake(self, future: Handle) -> None:
+        _wait_any(self.ffi, self.lib, self._instance, future, awake_seconds=self.awake_seconds)
 
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """A shader module; toggles of the device leave checks out."""

@@ -444,4 +444,6 @@ def create_device(provider: str, info: AdapterInfo, adapter: Any, checked: bool)
             f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "
             "with TORCH_WEBGPU_ADAPTER or update its driver"
         ) from error
+    if info.type == "cpu":
+        library.awake_seconds = 0.0  # the time of a thread that is awake is taken from the work
     return Device(info, NativeBackend(library), checked)

@@ -9,6 +9,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from .interface import Handle
+from .signals import Signal
+
+AWAKE_SECONDS = 1e-3
+"""How long a wait for a GPU asks again and again before it sleeps: a thread that sleeps notices the
+end 70 µs late on an H100's host.
+"""
 
 Report = tuple[str, str]
 """(kind, message) of an error: the kind is ``Validation``, ``OutOfMemory``, ``Internal``, …."""
@@ -24,6 +30,7 @@ class Library(Protocol):
             number of the submission, or None.
         refuses_submits: whether that reports what is wrong; else it ends the process.
         callback_mode: the ``WGPUCallbackMode`` of mappings.
+        awake_seconds: how long a wait stays awake, see `AWAKE_SECONDS`.
     """
 
     ffi: Any
@@ -33,6 +40,7 @@ class Library(Protocol):
     submit: Any
     refuses_submits: bool
     callback_mode: int
+    awake_seconds: float
 
     def capture(self) -> None:
         """From here on this thread's errors are collected for `release`, its counterpart."""
@@ -52,11 +60,12 @@ class Library(Protocol):
     def wait_at_most(self, seconds: float) -> bool:
         """Until everything that was submitted is done, or so long; whether it is done."""
 
-    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+    def wait_for_map(self, future: Handle, mapped: Signal, submission: int | None) -> None:
         """Until a mapping's callback has been called, or another thread is about to call it.
 
         Args:
             future: what ``wgpuBufferMapAsync`` gave.
+            mapped: its callback.
             submission: the last that uses the buffer, None for none.
         """
 

@@ -59,9 +59,8 @@ class NativeBackend:
         self.queue: Handle = library.queue
         self._lock = threading.Lock()
         self._pipelines = _Pipelines(self)
-        self._small_guard = self.guard(
-            lambda kind, text: device_error(kind, text, "a small upload")
-        )
+        self._upload_guard = self.guard(lambda kind, text: device_error(kind, text, "an upload"))
+        self._map_guard = self.guard(lambda kind, text: device_error(kind, text, "a mapping"))
         self._submit_guard: AbstractContextManager[None] = nullcontext()
         if library.refuses_submits:
             self._submit_guard = self.guard(
@@ -173,12 +172,12 @@ class NativeBackend:
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
         """Copies ``nbytes`` from host ``address`` into the buffer, before the next submit."""
         source = self.ffi.cast("void *", address)
-        with self.guard(lambda kind, text: device_error(kind, text, f"upload of {nbytes} bytes")):
+        with self._upload_guard:
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
 
     def write_bytes(self, handle: Handle, data: bytes) -> None:
         """`write_buffer` of a few bytes to the start of a buffer; a multiple of 4 bytes."""
-        with self._small_guard:
+        with self._upload_guard:
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, 0, data, len(data))
 
     def fill_staging(
@@ -203,25 +202,26 @@ class NativeBackend:
                 self.ffi, "WGPUBufferMapCallback", self.library.callback_mode
             )
         mapping.statuses.clear()
-        subject = f"mapping {nbytes} bytes"
-        with self.guard(lambda kind, text: device_error(kind, text, subject)):
+        with self._map_guard:
             future = self.lib.wgpuBufferMapAsync(handle, mode, 0, nbytes, mapping.info[0])
-        self.check(subject)
-        self.library.wait_for_map(future, submission)
+        # That has told if the device is lost.
+        self.library.wait_for_map(future, mapping, submission)
         # Another thread that polls may run the callback, a moment after this thread's poll returns.
         while not mapping.statuses:
             time.sleep(0.0005)
             self.wait()
         with self._lock:  # no submit of another thread takes the buffer away after the check
-            self.check(subject)
+            self.check("a mapping")
             if mapping.statuses[0] != self.lib.WGPUMapAsyncStatus_Success:
-                raise device_error("Mapping", f"status {mapping.statuses[0]}", subject)
+                raise device_error(
+                    "Mapping", f"status {mapping.statuses[0]}", f"mapping {nbytes} bytes"
+                )
             if mode == MAP_READ:  # Dawn gives no other range of what is mapped for reading
                 pointer = self.lib.wgpuBufferGetConstMappedRange(handle, 0, nbytes)
             else:
                 pointer = self.lib.wgpuBufferGetMappedRange(handle, 0, nbytes)
         if not pointer:
-            raise device_error("Mapping", "no memory", subject)
+            raise device_error("Mapping", "no memory", f"mapping {nbytes} bytes")
         return int(self.ffi.cast("intptr_t", pointer))
 
     def unmap(self, handle: Handle) -> None:

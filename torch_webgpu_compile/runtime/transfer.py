@@ -21,7 +21,7 @@ from ..plan.model import STATUS_NBYTES
 from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
 from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
-from .queue import CommandQueue
+from .queue import MAX_BATCH, CommandQueue, Recording
 from .status import Reports, Status
 
 Memory = tuple[int, int]
@@ -33,8 +33,10 @@ BufferRange = tuple[AnyBuffer, int, int, int]
 _CHUNK = 16 << 20  # bytes per staging buffer at most
 _MIN_CHUNK = 2 << 20  # a chunk costs about 50 µs besides the copies
 _STAGED = 4 << 20  # uploads from this many bytes on go through staging buffers of our own
+_RECORDED = 1 << 20  # of so many bytes, a copy on the GPU costs less than a submit
 _IN_FLIGHT = 3  # staging buffers of one transfer: the host copies one while the GPU copies others
 _SMALLEST = 64 << 10
+_FEW = 32 << 10  # bytes that certainly fit into the smallest staging buffer, reports included
 
 
 def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
@@ -67,6 +69,11 @@ def _check(buffer: AnyBuffer, offset: int, nbytes: int, what: str) -> None:
             f"{what} of {nbytes} bytes at offset {offset} is outside a buffer of "
             f"{buffer.nbytes} bytes; check the tensor's sizes and strides"
         )
+
+
+def _ends_with_word(buffer: AnyBuffer, end: int) -> bool:
+    """Whether all of the word that ends an upload may be written: nothing of value follows."""
+    return not end % 4 or end >= buffer.nbytes
 
 
 def _chunk_nbytes(nbytes: int) -> int:
@@ -108,29 +115,46 @@ class Transfers:
             return
         with self._lock:
             self.bytes_uploaded += nbytes
-        if not is_idle:
+        if is_idle or self._queue.is_empty:
+            self._put(buffer, offset, address, nbytes)
+        elif nbytes <= _RECORDED and not offset % 4 and _ends_with_word(buffer, offset + nbytes):
+            self._record(buffer, offset, address, nbytes)
+        else:
             self._queue.flush()  # pending commands may still need what the buffer holds now
+            self._put(buffer, offset, address, nbytes)
+        del keep
+
+    def _record(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        """Uploads to idle memory, and records a copy from there to words of a buffer."""
+        beside = self._pool.allocate(nbytes, is_idle=True)
+        self._put(beside, 0, address, nbytes)
+        start = buffer.offset_nbytes + offset
+        copy = Copy(beside.handle, 0, buffer.handle, start, round_up(nbytes, 4))
+        self._queue.record(Recording([copy], "an upload"))
+        self._count_written(_CHUNK // MAX_BATCH)
+
+    def _put(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        """Uploads before what is pending."""
         end = offset + nbytes
-        first, last = round_up(offset, 4), end & ~3
+        first, last = offset + 3 & ~3, end & ~3
         if offset % 4 or first > last:
             self._patch(buffer, offset, address, min(first, end) - offset)
         if last > first:
             self._upload_words(buffer, first, address + first - offset, last - first)
         if last >= first and end % 4:
-            if end >= buffer.nbytes:  # nothing of value follows: no need to read the last word
+            if _ends_with_word(buffer, end):
                 word = np.zeros(4, np.uint8)
                 ctypes.memmove(word.ctypes.data, address + last - offset, end - last)
                 self._write(buffer, last, word.ctypes.data, 4)
             else:
                 self._patch(buffer, last, address + last - offset, end - last)
-        del keep
 
     def _upload_words(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
+        start = buffer.offset_nbytes + offset
         if nbytes < _STAGED:
-            self._write(buffer, offset, address, nbytes)
+            self._backend.write_buffer(buffer.handle, start, address, nbytes)
             self._count_written(nbytes)
             return
-        start = buffer.offset_nbytes + offset
         chunk = _chunk_nbytes(nbytes)
         for done in range(0, nbytes, chunk):
             part = min(chunk, nbytes - done)
@@ -177,7 +201,7 @@ class Transfers:
         """Writes a few bytes within one word of a buffer, keeping the others."""
         start = offset & ~3
         word = np.empty(4, np.uint8)
-        self._download([(buffer, start, 4, word.ctypes.data)])
+        self._read(buffer, start, 4, word.ctypes.data, [], False)
         ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
         self._write(buffer, start, word.ctypes.data, 4)
 
@@ -194,8 +218,31 @@ class Transfers:
 
     def download_many(self, ranges: Sequence[BufferRange]) -> None:
         """`download` of many ranges with one submit and one wait (per chunk)."""
+        if len(ranges) == 1 and 0 < ranges[0][2] <= _FEW:
+            buffer, offset, nbytes, address = ranges[0]
+            _check(buffer, offset, nbytes, "a download")
+            with self._lock:
+                self.bytes_downloaded += nbytes
+            self._read(buffer, offset, nbytes, address, self._status.pending(), True)
+            return
         started = self.start_download([entry[:3] for entry in ranges])
         started.finish([entry[3] for entry in ranges])
+
+    def _read(
+        self,
+        buffer: AnyBuffer,
+        offset: int,
+        nbytes: int,
+        address: int,
+        reports: list[Reports],
+        raises: bool,
+    ) -> None:
+        """`Download` of one range of a few bytes."""
+        piece = _Piece(buffer, offset, nbytes, 0, 0, 0)
+        total = piece.nbytes + len(reports) * STATUS_NBYTES
+        error = self.finish_round(self.start_round([piece], total, reports), [address], raises)
+        if error is not None:
+            raise error
 
     def start_download(self, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> Download:
         """Submits the copies of a download of (buffer, offset, nbytes) ranges.
@@ -212,17 +259,15 @@ class Transfers:
         reports = self._status.pending() if any(entry[2] for entry in ranges) else []
         return Download(self, ranges, reports)
 
-    def _download(self, ranges: Sequence[BufferRange]) -> None:
-        started = Download(self, [entry[:3] for entry in ranges], None)
-        started.finish([entry[3] for entry in ranges])
-
     def read_status(self) -> None:
         """Waits for kernels that check indices, if there were any.
 
         Raises:
             IndexOutOfRangeError: one of this thread's reported an index.
         """
-        Download(self, (), self._status.pending()).finish(())
+        reports = self._status.pending()
+        if reports:
+            Download(self, (), reports).finish(())
 
     def start_round(self, pieces: list[_Piece], total: int, reports: list[Reports]) -> _Round:
         """Submits copies to ``total`` bytes of a staging buffer; the last are the reports."""
@@ -351,14 +396,14 @@ class _Piece:
         self.buffer = buffer
         self.start = buffer.offset_nbytes + (offset & ~3)
         self.skip = offset & 3
-        self.nbytes = round_up(self.skip + wanted, 4)
+        self.nbytes = (self.skip + wanted + 3) & ~3
         self.wanted = wanted
         self.index = index
         self.done = done
         self.position = position
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Round:
     """A filled staging buffer of ``nbytes``, ``total`` of them in use; reports are at its end."""
 

@@ -16,13 +16,12 @@ from typing import Any
 from ..target import MatrixConfig
 from .failures import cause_of, is_loss
 from .interface import COPY_DST, Handle
-from .library import Report
+from .library import AWAKE_SECONDS, Report
 from .signals import Signal
 from .type_strings import parse_only_needed
 
 _MODULE = "wgpu.backends.wgpu_native"
 _GUARD = "torch_webgpu_compile"
-_AWAKE_SECONDS = 1e-3  # a thread that sleeps notices the end 70 µs late on an H100's host
 _PAUSE_SECONDS = 1e-3  # between two looks while the process exits
 
 
@@ -64,8 +63,7 @@ class WgpuNative:
         self.capture: Callable[[], None] = partial(errors.capture, _GUARD)
         self.release: Callable[[], Report | None] = partial(errors.release, _GUARD)
         self._owner = device  # keeps the handles below alive
-        on_cpu = device.adapter.info["adapter_type"].lower() == "cpu"
-        self.awake_seconds = 0.0 if on_cpu else _AWAKE_SECONDS
+        self.awake_seconds = AWAKE_SECONDS
         self._signals: list[Signal] = []  # C may call them
         self._free_signals: deque[Signal] = deque()
         self.device: Handle = device._internal
@@ -93,35 +91,31 @@ class WgpuNative:
 
     def wait(self, mark: Handle | None) -> None:
         """Polls the device; for all of its work, staying awake at first."""
-        if mark is None:
-            self._wait_awake(self.ffi.NULL)
-        else:
-            self.lib.wgpuDevicePoll(self.device, True, mark)
+        if mark is not None or not self.awake_seconds:
+            self.lib.wgpuDevicePoll(self.device, True, self.ffi.NULL if mark is None else mark)
+            return
+        done = self.signal_when_done()
+        if not self._is_given_soon(done):
+            self.lib.wgpuDevicePoll(self.device, True, self.ffi.NULL)
+        if done.statuses:  # else C may still call it
+            self._free_signals.append(done)
 
     def wait_at_most(self, seconds: float) -> bool:
         """Polls the device now and then."""
         done = self.signal_when_done()
         end = time.perf_counter() + seconds
-        while not self._is_done_soon(done):
+        while not self._is_given_soon(done):
             if time.perf_counter() >= end:
                 return False
             time.sleep(_PAUSE_SECONDS)
         return True
 
-    def wait_for_map(self, future: Handle, submission: int | None) -> None:
+    def wait_for_map(self, future: Handle, mapped: Signal, submission: int | None) -> None:
         """Polls the device: that calls callbacks. Its futures cannot be waited for."""
-        if submission is not None:
-            self._wait_awake(self.mark(submission))
-        else:  # never used: there is nothing to wait for
+        if submission is None:  # never used: there is nothing to wait for
             self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
-
-    def _wait_awake(self, mark: Handle) -> None:
-        """Until all is done that was submitted or, if that takes longer, what was marked."""
-        done = self.signal_when_done() if self.awake_seconds else None
-        if done is None or not self._is_done_soon(done):
-            self.lib.wgpuDevicePoll(self.device, True, mark)
-        if done is not None and done.statuses:  # else C may still call it
-            self._free_signals.append(done)
+        elif not (self.awake_seconds and self._is_given_soon(mapped)):
+            self.lib.wgpuDevicePoll(self.device, True, self.mark(submission))
 
     def signal_when_done(self) -> Signal:
         """A signal that is given when the GPU has done all that was submitted."""
@@ -134,17 +128,17 @@ class WgpuNative:
         self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, done.info[0])
         return done
 
-    def _is_done_soon(self, done: Signal) -> bool:
+    def _is_given_soon(self, signal: Signal) -> bool:
         """Whether a signal is given while this thread stays awake.
 
         What `wgpuDevicePoll` returns says nothing: with wgpu-native 29 it is always true.
         """
         end = time.perf_counter() + self.awake_seconds
-        while not done.statuses:
+        while not signal.statuses:
             self.lib.wgpuDevicePoll(self.device, False, self.ffi.NULL)
             if time.perf_counter() >= end:
                 break
-        return bool(done.statuses)
+        return bool(signal.statuses)
 
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """A shader module; ``wgpuDeviceCreateShaderModuleTrusted`` leaves checks out."""

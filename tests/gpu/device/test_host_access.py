@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+
+from torch_webgpu_compile.device import devices
 
 # PyTorch's own calls give it that argument where there is CUDA.
 pytestmark = [
@@ -79,6 +83,50 @@ def test_access(name: str, x: Tensor) -> None:
     if expected is None:
         expected = "torch.webgpu.FloatTensor", "cpu"
     assert call(x) == expected
+
+
+SMALL_COPIES: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
+    "item": (lambda here, _: here.item(), 67),
+    "number": (lambda here, _: float(here), 67),
+    "cpu": (lambda here, _: here.cpu(), 67),
+    "tolist": (lambda here, _: here.tolist(), 67),
+    "copy_": (lambda here, host: here.copy_(host), 31),
+    "to": (lambda _, host: host.to("webgpu"), 50),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_COPIES)
+def test_small_copies_take_few_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts functions of this package. Each time there is one submit at most, no new buffer."""
+    call, most = SMALL_COPIES[name]
+    host, here = torch.ones(1), torch.ones(1, device="webgpu")
+    call(here, host)
+    torch.webgpu.synchronize()
+    backend = devices.get_device(0).backend
+    create, made = backend.create_buffer, []
+
+    def count_buffers(nbytes: int, usage: int) -> Any:
+        made.append(nbytes)
+        return create(nbytes, usage)
+
+    monkeypatch.setattr(backend, "create_buffer", count_buffers)
+    before = backend.submissions
+    for _ in range(100):
+        call(here, host)
+    assert not made
+    assert backend.submissions - before <= 100
+    count = 0
+
+    def count_steps(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and "torch_webgpu_compile" in frame.f_code.co_filename
+
+    sys.setprofile(count_steps)
+    try:
+        call(here, host)
+    finally:
+        sys.setprofile(None)
+    assert 0 < count <= most
 
 
 def test_addresses_tell_tensors_apart(x: Tensor) -> None:

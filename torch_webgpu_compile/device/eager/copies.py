@@ -38,11 +38,13 @@ def copy_(target: Tensor, source: Tensor | complex, non_blocking: bool = False) 
         source = _of_number(source)
     if not source.numel() and isinstance(source, _WITHOUT_SIZES):
         return target  # of a lazy module: nothing is in it, and asking for its shape raises
-    if is_here(target) and target.is_conj():
+    if not is_here(target):
+        copy_between_devices(source, target)
+    elif target.is_conj():
         copy_(target.conj(), source.conj())
-    elif is_here(target) and target.is_neg():
+    elif target.is_neg():
         copy_(torch._neg_view(target), torch._neg_view(source))
-    elif is_here(target) and is_here(source) and target.get_device() == source.get_device():
+    elif target.get_device() == source.get_device() and is_here(source):
         check_copy(source, target)
         if not copy_bytes(source, target):
             run(_copy, *_movable(target, source))
@@ -92,6 +94,17 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """``aten::_to_copy``; always blocking, as PyTorch would otherwise ask for pinned memory."""
+    if (
+        device is not None
+        and device.type == "cpu"
+        and (dtype is None or dtype is tensor.dtype)
+        and memory_format is None
+        and not pin_memory
+        and tensor.numel()  # 0 also of a lazy module's, whose shape nobody may ask for
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    ):
+        return to_host(tensor)  # what the composite kernel comes to, in half of its time
     result: Tensor = _to_copy.redispatch(
         CPU_KEYS,
         tensor,

@@ -32,22 +32,28 @@ def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
     """
     sizes, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
     count = tensor.numel()
-    if count == 0:
-        return torch.empty_strided(sizes, strides, dtype=dtype)
-    length = storage_span(sizes, strides)
-    if through_kernels and length > 2 * count:
-        return to_host(tensor.clone(memory_format=torch.contiguous_format))
-    address, itemsize = data_ptr(tensor), tensor.element_size()
-    buffer = storages.buffer_of(tensor)
-    flat = torch.empty(length, dtype=dtype)
-    device = devices.get_device(tensor.get_device())
-    nbytes = length * itemsize
-    device.download_many([(buffer, offset_at(address), nbytes, flat.data_ptr())])
-    counters.add(bytes_downloaded=nbytes)
-    result = flat.as_strided(sizes, strides)
+    if count == 0 or tensor.is_contiguous():
+        result = torch.empty_strided(sizes, strides, dtype=dtype)
+        _read(tensor, count * dtype.itemsize, result)
+    else:
+        length = storage_span(sizes, strides)
+        if through_kernels and length > 2 * count:
+            return to_host(tensor.clone(memory_format=torch.contiguous_format))
+        flat = torch.empty(length, dtype=dtype)
+        _read(tensor, length * dtype.itemsize, flat)
+        result = flat.as_strided(sizes, strides)
     if tensor.is_conj():
         result = result.conj()
     return torch._neg_view(result) if tensor.is_neg() else result
+
+
+def _read(source: Tensor, nbytes: int, target: Tensor) -> None:
+    """Downloads the memory of a tensor, from its first element on, to that of a CPU tensor."""
+    if nbytes:
+        start = offset_at(data_ptr(source))
+        device = devices.get_device(source.get_device())
+        device.download_many([(storages.buffer_of(source), start, nbytes, data_ptr(target))])
+        counters.add(bytes_downloaded=nbytes)
 
 
 def all_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -101,22 +107,24 @@ def from_host(source: Tensor, target: Tensor) -> None:
     """Writes the values of a CPU tensor, converted and broadcast, into a webgpu tensor."""
     if target.numel() == 0:
         return
-    if _is_converted_here(source, target):
-        _upload_converted(source.detach(), target)
-        return
-    strides = target.stride()
-    value = source.detach().to(target.dtype).expand(target.shape)
-    if not is_dense(target) or target.is_conj() or target.is_neg():
-        temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        from_host(value, temporary)
-        target.copy_(temporary)
-        return
-    if value.stride() != strides or value.is_conj() or value.is_neg():
-        value = torch.empty_strided(target.shape, strides, dtype=target.dtype).copy_(value)
-    nbytes = value.numel() * value.element_size()
+    if not (_same(source, target) and target.is_contiguous()):
+        if _is_converted_here(source, target):
+            _upload_converted(source.detach(), target)
+            return
+        value = source.detach().to(target.dtype).expand(target.shape)
+        if not is_dense(target) or target.is_conj() or target.is_neg():
+            temporary = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+            from_host(value, temporary)
+            target.copy_(temporary)
+            return
+        if value.stride() != target.stride() or value.is_conj() or value.is_neg():
+            value = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+            value.copy_(source.detach())
+        source = value
+    address = data_ptr(target)
+    nbytes = source.nbytes
     device = devices.get_device(target.get_device())
-    offset = offset_at(data_ptr(target))
-    device.upload(storages.buffer_of(target), (value.data_ptr(), nbytes), offset)
+    device.upload(storages.buffer_of(target), (data_ptr(source), nbytes), offset_at(address))
     counters.add(bytes_uploaded=nbytes)
 
 
@@ -152,7 +160,7 @@ def copy_between_devices(source: Tensor, target: Tensor) -> None:
         if target.device.type != "cpu" or not _download(source, target):
             target.copy_(to_host(source))
     elif not is_here(source):
-        from_host(source.cpu(), target)
+        from_host(source if source.is_cpu else source.cpu(), target)
     else:
         from_host(to_host(source), target)
 
@@ -161,12 +169,7 @@ def _download(source: Tensor, target: Tensor) -> bool:
     """Fills a CPU tensor directly if it has the layout of ``source``; whether it has."""
     if not _same(source, target) or not storages.is_dense(target):
         return False
-    nbytes = target.numel() * target.element_size()
-    if nbytes:
-        start = offset_at(data_ptr(source))
-        device = devices.get_device(source.get_device())
-        device.download_many([(storages.buffer_of(source), start, nbytes, target.data_ptr())])
-        counters.add(bytes_downloaded=nbytes)
+    _read(source, target.nbytes, target)
     return True
 
 
