@@ -15,7 +15,17 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk, where
 from ..ir.spaces import symbol_keys
-from ..symbolic.sizes import ONE, ZERO, Expr, as_symbol, delinearize, linearize, product, symbols_of
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    as_symbol,
+    delinearize,
+    linearize,
+    product,
+    symbols_of,
+    upper_bound,
+)
 from .builder import Builder, masked
 from .convolution import all_of, in_range
 from .pointwise import plus
@@ -269,7 +279,9 @@ class _Sorted:
             if symbol in known
         }
         self.rows = sorted(read)
-        keys, places = sort_last(builder, self._keys(), descending=False, places=True)
+        largest = upper_bound(product(self.compared_sizes))  # the key of updates outside
+        bits = None if largest is None else largest.bit_length()
+        keys, places = sort_last(builder, self._keys(), False, places=True, bits=bits)
         assert places is not None
         self.keys, self.places = keys, places
 
