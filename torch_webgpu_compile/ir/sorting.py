@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 def order(words: Sequence[Array]) -> Array:
     """Positions along the last dimension in the order of keys, the least significant word first."""
-    return np.lexsort(tuple(words), axis=-1)
+    return np.asarray(np.lexsort(tuple(words), axis=-1))
 
 
 def digit_counts(digit: Array, part: int, bins: int) -> Array:
