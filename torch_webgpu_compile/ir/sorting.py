@@ -21,9 +21,8 @@ def digit_counts(digit: Array, part: int, bins: int) -> Array:
     *rows, length = digit.shape
     parts = -(-length // part)
     found = np.zeros((*rows, parts, bins), np.int32)
-    *at, place = np.indices(digit.shape)
-    counted = digit < bins
-    index = (*(a[counted] for a in at), place[counted] // part, digit[counted].astype(np.int64))
+    *at, place = np.nonzero(digit < bins)
+    index = (*at, place // part, digit[digit < bins].astype(np.int64))
     np.add.at(found, index, 1)
     return found
 

@@ -318,11 +318,16 @@ class _Selection:
         counts = _count_digits(builder, self.value.sizes, self.part, BINS, digit)
         prefix = builder.new_buffer(dtypes.uint32, ranges, f"{builder.hint}_prefix")
         rest = builder.new_buffer(dtypes.int32, ranges, f"{builder.hint}_rest")
-        given = (builder.finished(body) for body in (wanted, above, shift))
         node = PickDigit(
-            *(prefix.name, rest.name, counts.name, ranges, counts.sizes[-2]),
-            *given,
-            origins=(builder.origin,),
+            prefix.name,
+            rest.name,
+            counts.name,
+            ranges,
+            counts.sizes[-2],
+            builder.finished(wanted),
+            builder.finished(above),
+            builder.finished(shift),
+            (builder.origin,),
         )
         builder.nodes.append(node)
         return builder.load(prefix), builder.load(rest)
