@@ -125,6 +125,16 @@ def _attention(small: bool) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     return function, (q, k, v)
 
 
+# Functions of one tensor, by name, with its sizes: of all, values and positions.
+_ORDERS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
+    "topk_rows": (lambda x: x.topk(50), (1024, 50257)),
+    "topk_vocabulary": (lambda x: x.topk(50), (1, 128_000)),
+    "argsort": (torch.argsort, (1_000_000,)),
+    "sort_rows": (torch.sort, (4096, 4096)),
+    "median": (torch.median, (1_000_000,)),
+}
+
+
 def cases() -> Iterator[Case]:
     """In the order of measuring."""
     bound, beaten = "≥ 90 % of copy bandwidth", "≥ 1.1 × Inductor"
@@ -193,3 +203,5 @@ def cases() -> Iterator[Case]:
         goal="≥ 0.8 × PyTorch's best",
         variants=attention_backends,
     )
+    for name, (function, sizes) in _ORDERS.items():
+        yield _moving(name, function, sizes, result=False, goal="≥ 0.77 × eager")

@@ -66,6 +66,7 @@ _BEATEN = (
     "cross_entropy",
     "gelu_chain",
 )
+_ORDERS = ("topk_rows", "topk_vocabulary", "argsort", "sort_rows", "median")
 _PRODUCTS = (
     "matmul",
     "linear_768_768",
@@ -88,6 +89,7 @@ SUITES: dict[str, Suite] = {
                 *_same(CopyShare(0.9), ("column_sum", "full_sum", "few_rows")),
             ),
         ),
+        Suite("orders", "Sorting and selection", _same(Faster("eager", 0.77, "CUDA"), _ORDERS)),
         Suite(
             "products",
             "Matrix products",

@@ -144,10 +144,10 @@ FAULTS = (
         _INDEXING,
     ),
     Fault(
-        "order_of_equal_keys_reversed",
-        "lowering/sorting.py",
-        "earlier = Index(place) < Index(at)",
-        "earlier = Index(place) > Index(at)",
+        "nan_sorted_by_its_sign",
+        "lowering/sort_keys.py",
+        "return where(nan, _word(_ONES), numbers)",
+        "return numbers",
         _INDEXING,
     ),
     Fault(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.harness import TARGET, capture, check, lower_checked
-from torch_webgpu_compile.lowering import sorting
+from torch_webgpu_compile.lowering import radix
 
 F = torch.nn.functional
 INDEX = torch.tensor([[0, 2, -1], [1, -3, 0]])
@@ -148,7 +148,8 @@ def test_scan_of_integers_and_long_rows() -> None:
 
 
 def test_sort_of_special_values() -> None:
-    x = torch.tensor([1.0, float("nan"), float("-inf"), 1.0, float("inf"), -0.0, 0.0])
+    nan = float("nan")
+    x = torch.tensor([1.0, nan, float("-inf"), -nan, 1.0, float("inf"), -0.0, 0.0])
     check(lambda x: (x.sort(), x.sort(descending=True), x.median(), x.nanmedian()), x)
     check(lambda x: x.sort(stable=True), torch.tensor([3, 1, 3, 1, 2], dtype=torch.int8))
 
@@ -175,21 +176,38 @@ def test_rows_of_scalars_and_of_nothing() -> None:
 
 
 @pytest.fixture
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("WHOLE", 4), ("BLOCK", 4), ("FAN", 2)):
-        monkeypatch.setattr(sorting, name, value)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(radix, "_TILES", ((4, 0),))
+    monkeypatch.setattr(radix, "_LEAST_PART", 4)
 
 
-@pytest.mark.usefixtures("_small_blocks")
-@pytest.mark.parametrize("descending", [False, True])
+ORDERED = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.int8, torch.float64)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("size", [5, 8, 9, 31])
-def test_long_rows_are_sorted_in_blocks(size: int, descending: bool) -> None:
-    x = torch.randint(0, 9, (2, size), generator=torch.Generator().manual_seed(size)).float()
-    x[0, size // 2] = float("nan")
-    for dtype in (torch.float32, torch.int64, torch.bool, torch.bfloat16):
-        given = x.nan_to_num() if dtype is torch.int64 else x
-        check(lambda x: x.sort(dim=-1, stable=True, descending=descending), given.to(dtype))
-    check(lambda x: x.argsort(dim=0, stable=True, descending=descending), x.t())
+def test_long_rows(size: int, largest: bool) -> None:
+    """They are sorted digit by digit, and what is wanted of them is selected."""
+    target = replace(TARGET, features=TARGET.features | {"shader-f64"})
+    x = torch.randint(-4, 5, (2, size), generator=torch.Generator().manual_seed(size)).double()
+    x[0, size // 2], x[1, 0], x[1, 1] = float("nan"), -0.0, float("-inf")
+    wide = x.nan_to_num(0, 0, 0).long() << 31
+
+    def orders(x: torch.Tensor) -> Any:
+        return x.sort(dim=-1, descending=largest, stable=True)
+
+    def selected(x: torch.Tensor) -> Any:
+        chosen, places = x.topk(3, -1, largest)
+        last = x.t().topk(2, 0, not largest)[0]
+        middle = x.kthvalue(size // 3, -1)[0], x.median(-1, True)[0], x.nanmedian(-1)[0]
+        return chosen, x.gather(-1, places), last, x.gather(1, x.median(1, True)[1]), *middle
+
+    for dtype in ORDERED:
+        given = wide if dtype is torch.int64 else x if dtype.is_floating_point else wide >> 31
+        check(orders, given.to(dtype), target=target)
+        if dtype is not torch.bool:
+            check(selected, given.to(dtype), target=target)
 
 
 SEARCHES: dict[str, Callable[..., Any]] = {

@@ -13,7 +13,7 @@ import pytest
 
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.ir import attention_nodes, depthwise_nodes, nodes
+from torch_webgpu_compile.ir import attention_nodes, depthwise_nodes, nodes, sorting_nodes
 from torch_webgpu_compile.ir import interpret as interpreter
 from torch_webgpu_compile.ir.at_sizes import at_sizes
 from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
@@ -230,7 +230,7 @@ def test_unused_nodes_are_dropped() -> None:
 
 KINDS = [
     kind
-    for module in (nodes, attention_nodes, depthwise_nodes)
+    for module in (nodes, attention_nodes, depthwise_nodes, sorting_nodes)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Node) and not isabstract(kind)
 ]

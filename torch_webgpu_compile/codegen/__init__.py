@@ -22,6 +22,7 @@ from ..ir.graph import (
 )
 from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import form_of
+from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
 from ..target import Target
@@ -38,6 +39,13 @@ from .kernels.pointwise import generate_map
 from .kernels.reduction import generate_rows
 from .kernels.scan import generate_scan
 from .kernels.scatter import generate_scatter
+from .kernels.selection import generate_compact, generate_pick_digit
+from .kernels.sorting import (
+    generate_digit_counts,
+    generate_digit_scatter,
+    generate_part_sums,
+    generate_row_sort,
+)
 from .kernels.transpose import generate_transpose
 from .kernels.triangular import generate_triangular_solve
 from .kernels.user_kernel import generate_user_kernel
@@ -123,6 +131,18 @@ def _generate_kernel(
             return generate_factorization(node, buffers, target)
         case SingleGroup(node=Scan() as node):
             return generate_scan(node, buffers, target)
+        case SingleGroup(node=RowSort() as node):
+            return generate_row_sort(node, buffers, target)
+        case SingleGroup(node=DigitCounts() as node):
+            return generate_digit_counts(node, buffers, target)
+        case SingleGroup(node=PartSums() as node):
+            return generate_part_sums(node, buffers, target)
+        case SingleGroup(node=DigitScatter() as node):
+            return generate_digit_scatter(node, buffers, target)
+        case SingleGroup(node=PickDigit() as node):
+            return generate_pick_digit(node, buffers, target)
+        case SingleGroup(node=Compact() as node):
+            return generate_compact(node, buffers, target)
         case SingleGroup(node=Fourier() as node):
             return generate_fourier(node, buffers, target)
         case SingleGroup(node=UserKernel() as node):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
 from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
-from . import attention, depthwise
+from . import attention, depthwise, sorting
 from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
 from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
@@ -39,6 +39,7 @@ from .nodes import (
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Call, Checked, Const, Index, Load, Local, Masked, Op, Scalar, children
+from .sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from .spaces import Node, Space, numbered, symbols_in
 
 Array = npt.NDArray[Any]
@@ -391,6 +392,50 @@ def _fourier(run: Run, node: Fourier) -> None:
     if not (written == 1).all():
         raise VerificationError(f"{node.output} is not written exactly once")
     run.store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
+
+
+@interprets(RowSort)
+def _row_sort(run: Run, node: RowSort) -> None:
+    (count,) = run.shape((node.count,))
+    run.store(node.output, sorting.order(run.computed(node)["words"])[..., :count])
+
+
+@interprets(DigitCounts)
+def _digit_counts(run: Run, node: DigitCounts) -> None:
+    (part,) = run.shape((node.part,))
+    run.store(node.output, sorting.digit_counts(run.computed(node)["digit"], part, node.bins))
+
+
+@interprets(PartSums)
+def _part_sums(run: Run, node: PartSums) -> None:
+    before, totals = sorting.part_sums(run.arrays[node.counts])
+    run.store(node.before, before)
+    run.store(node.totals, totals)
+
+
+@interprets(DigitScatter)
+def _digit_scatter(run: Run, node: DigitScatter) -> None:
+    values = run.computed(node)
+    sums = run.arrays[node.before], run.arrays[node.totals]
+    places = sorting.digit_places(values["digit"], node.tile, *sums)
+    for name, payload in zip(node.outputs, values["payloads"], strict=True):
+        moved = np.zeros(payload.shape, payload.dtype)
+        np.put_along_axis(moved, places, payload, -1)
+        run.store(name, moved)
+
+
+@interprets(PickDigit)
+def _pick_digit(run: Run, node: PickDigit) -> None:
+    values = run.computed(node)
+    prefix, rest = sorting.pick_digit(run.arrays[node.counts], **values)
+    run.store(node.prefix, prefix)
+    run.store(node.rest, rest)
+
+
+@interprets(Compact)
+def _compact(run: Run, node: Compact) -> None:
+    (count,) = run.shape((node.count,))
+    run.store(node.output, sorting.compact(run.computed(node)["kind"], count))
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

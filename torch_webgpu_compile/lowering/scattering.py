@@ -25,6 +25,7 @@ from ..symbolic.sizes import (
     magnitude,
     product,
     symbols_of,
+    upper_bound,
 )
 from .builder import Builder, masked
 from .convolution import all_of, in_range
@@ -279,7 +280,9 @@ class _Sorted:
             if symbol in known
         }
         self.rows = sorted(read)
-        keys, places = sort_last(builder, self._keys(), descending=False, places=True)
+        largest = upper_bound(product(self.compared_sizes))  # the key of updates outside
+        bits = None if largest is None else largest.bit_length()
+        keys, places = sort_last(builder, self._keys(), False, places=True, bits=bits)
         assert places is not None
         self.keys, self.places = keys, places
 

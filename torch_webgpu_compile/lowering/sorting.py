@@ -1,10 +1,6 @@
-"""Sorting by counting, and searching in sorted rows.
+"""Sorting, order statistics, and searching in sorted rows.
 
 Source: ATen ``sort``, ``topk``, ``median``, ``mode``, ``searchsorted``, ``bucketize``, ….
-
-An element's rank is the number of elements before it in the order; a scatter puts every element at
-its rank. In short rows, and in blocks of long ones, ranks are found by comparing all pairs. Sorted
-blocks are then merged, many at a time, with a binary search in each for every element.
 """
 
 from __future__ import annotations
@@ -16,27 +12,19 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, ceildiv, upper_bound
+from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, upper_bound
+from . import radix
 from .builder import Builder, as_value, masked
-from .convolution import all_of, in_range
 from .promotion import Operand, compute_dtype, promote
 from .reductions import Reducing
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
-from .value import IndexLike, Value, broadcast_index, permute, positions, reshape, slice_dim, zeros
+from .value import IndexLike, Value, broadcast_index, permute, positions, reshape, zeros
 
 aten = torch.ops.aten
 
 # n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
 LONGEST_ROW = 4096
-# Longer rows than this are sorted in blocks. A million elements are 512 comparisons each, then 8
-# searches of 10 steps, 8 of 13, ….
-WHOLE = 2048
-BLOCK = 512
-FAN = 8
-# Where the length is not known when compiling, the blocks are a 512th of it: two thousand
-# comparisons for each of a million elements, but only three merges where a row is short.
-SYMBOLIC_MERGES = 3
 
 
 def _last(value: Value, dim: int) -> Value:
@@ -51,101 +39,29 @@ def _back(value: Value, dim: int) -> Value:
     return permute(value, dims)
 
 
-def ranks(builder: Builder, value: Value, descending: bool, block: Expr) -> Value:
-    """Each element's position in its block of the last dimension when that is sorted.
-
-    Ties keep their order.
-    """
-    size = value.sizes[-1]
-    *rows, at = positions(value.sizes)
-    (r,) = positions((block,), "r")
-    place = r if block is size else at // block * block + r
-    inside = all_of(in_range(place, size))
-    mine, other = order_key(value.body), order_key(value.at([*rows, place]))
-    tied = ~(before(mine, other, descending) | before(other, mine, descending))
-    earlier = Index(place) < Index(at)
-    first = before(other, mine, descending) | (tied & earlier)
-    body = masked(inside, cast(first, dtypes.int32), 0)
-    return builder.reduce("sum", body, value.sizes, (block,), name="rank")
-
-
 def sort_last(
-    builder: Builder, value: Value, descending: bool, places: bool
+    builder: Builder, value: Value, descending: bool, places: bool, bits: int | None = None
 ) -> tuple[Value, Value | None]:
-    """(sorted values, their positions) along the last dimension; positions only if asked for."""
-    size = value.sizes[-1]
-    at = positions(value.sizes)[-1]
-    starts = Value(dtypes.int64, value.sizes, Index(at)) if places else None
-    if value.is_empty or size is ONE:
-        return value, starts
-    block, merges = _blocks(size)
-    rank = cast(ranks(builder, value, descending, block).body, dtypes.int64)
-    place = rank if block is size else Index(at // block * block) + rank
-    values, indices = _moved(builder, value, starts, place)
-    for _ in range(merges):
-        rank = cast(_merged(builder, values, descending, block).body, dtypes.int64)
-        block = block * FAN
-        place = Index(at // block * block) + rank
-        values, indices = _moved(builder, values, indices, place)
-    return values, indices
+    """(sorted values, their positions) along the last dimension; positions only if asked for.
 
-
-def _blocks(size: Expr) -> tuple[Expr, int]:
-    """(the length of blocks that are sorted by comparing all pairs, how often they are merged)."""
-    if not size.is_constant:
-        return ceildiv(size, FAN**SYMBOLIC_MERGES), SYMBOLIC_MERGES
-    if size.constant <= WHOLE:
-        return size, 0
-    merges, sorted_length = 0, BLOCK
-    while sorted_length < size.constant:
-        merges, sorted_length = merges + 1, sorted_length * FAN
-    return as_expr(BLOCK), merges
-
-
-def _moved(
-    builder: Builder, values: Value, indices: Value | None, place: Scalar
-) -> tuple[Value, Value | None]:
-    """Both with every element at ``place`` in its row."""
-    index: list[IndexLike] = [*positions(values.sizes)[:-1], place]
-
-    def moved(value: Value) -> Value:
-        return builder.scatter(value, value.sizes, index, value.body, accumulate=False)
-
-    return moved(values), None if indices is None else moved(indices)
-
-
-def _merged(builder: Builder, values: Value, descending: bool, block: Expr) -> Value:
-    """Each element's position when `FAN` sorted blocks become one.
-
-    It is its position in its own block and, for every other block, the number of elements that come
-    before it there; of equal elements those in earlier blocks do.
+    ``bits``: of integers that are never negative, how many they may have.
     """
-    size = values.sizes[-1]
-    *rows, at = positions(values.sizes)
-    (r,) = positions((as_expr(FAN),), "r")
-    own = at // block % FAN
-    start = (at // (block * FAN) * FAN + r) * block
-    key = order_key(values.body)
-    earlier = Index(r) < Index(own)
-
-    def comes_first(position: Scalar) -> Scalar:
-        place = apply("minimum", Index(start) + position, Index(size - 1))
-        other = order_key(values.at([*rows, place]))
-        not_after = ~before(key, other, descending)
-        return where(earlier, not_after, before(other, key, descending))
-
-    left = apply("minimum", Index(size - start), Index(block))
-    found = binary_search(comes_first, apply("maximum", left, 0), block)
-    mine = apply("eq", Index(r), Index(own))
-    total = cast(where(mine, Index(at % block), found), dtypes.int32)
-    return builder.reduce("sum", total, values.sizes, (as_expr(FAN),), name="rank")
+    order = radix.order(builder, value, descending, bits=bits)
+    return _taken(builder, value, order, places)
 
 
-def _sort(builder: Builder, value: Value, dim: int, descending: bool) -> tuple[Value, Value | None]:
-    """Along ``dim``; positions only if the operator's second result is used."""
-    if not value.rank:
-        return value, zeros((), dtypes.int64)
-    return sort_along(builder, value, dim % value.rank, descending, builder.is_used(1))
+def _taken(
+    builder: Builder, value: Value, order: Value, places: bool
+) -> tuple[Value, Value | None]:
+    """(the values at positions of the last dimension, these as int64); these only if asked for."""
+    if order.is_empty:
+        return zeros(order.sizes, value.dtype), zeros(order.sizes, dtypes.int64)
+    place = cast(order.body, dtypes.int64)
+    body = value.at([*positions(order.sizes)[:-1], place])
+    values = builder.pointwise(body, order.sizes, name="sorted")
+    if not places:
+        return values, None
+    return values, builder.pointwise(place, order.sizes, name="places")
 
 
 def sort_along(
@@ -169,7 +85,9 @@ def lower_sort(
 
     NaN counts as the largest. The positions are made only if they are read.
     """
-    return _sort(builder, self, dim, descending)
+    if not self.rank:
+        return self, zeros((), dtypes.int64)
+    return sort_along(builder, self, dim % self.rank, descending, builder.is_used(1))
 
 
 @lowers(aten.topk.default)
@@ -185,21 +103,30 @@ def lower_topk(
 
     They are sorted whether or not ``sorted`` asks for it. NaN counts as the largest.
     """
-    values, indices = _sort(builder, self, dim, largest)
     if not self.rank:
-        return values, indices
-    count = as_expr(k)
-    return (
-        slice_dim(values, dim, 0, count),
-        None if indices is None else slice_dim(indices, dim, 0, count),
-    )
+        return self, zeros((), dtypes.int64)
+    dim %= self.rank
+    value = _last(self, dim)
+    chosen = radix.first_in_order(builder, value, largest, as_expr(k))
+    values, indices = _taken(builder, value, chosen, builder.is_used(1))
+    return _back(values, dim), None if indices is None else _back(indices, dim)
 
 
-def _pick(value: Value, dim: int, keepdim: bool, at: Expr) -> Value:
-    picked = slice_dim(value, dim, at, ONE)
+def _nth(
+    builder: Builder, value: Value, dim: int, keepdim: bool, number: Scalar
+) -> tuple[Value, Value | None]:
+    """(the element that is ``number``-th in order along ``dim``, from 1; its int64 position).
+
+    ``number`` is an int64 over the other dimensions.
+    """
+    last = _last(value, dim)
+    place = radix.nth_in_order(builder, last, number)
+    body = last.at([*positions(place.sizes), place.body])
+    found = builder.pointwise(body, place.sizes, name="found")
     if keepdim:
-        return picked
-    return reshape(picked, [s for k, s in enumerate(picked.sizes) if k != dim % value.rank])
+        sizes = [ONE if k == dim else size for k, size in enumerate(value.sizes)]
+        return reshape(found, sizes), reshape(place, sizes)
+    return found, place
 
 
 @lowers(aten.kthvalue.default)
@@ -207,14 +134,9 @@ def lower_kthvalue(
     builder: Builder, self: Value, k: IntLike, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, Value | None]:
     """(the ``k``-th smallest element along ``dim``, from 1; its int64 position). NaN is largest."""
-    values, indices = _sort(builder, self, dim, False)
     if not self.rank:
-        return values, indices
-    at = as_expr(k) - 1
-    return (
-        _pick(values, dim, keepdim, at),
-        None if indices is None else _pick(indices, dim, keepdim, at),
-    )
+        return self, zeros((), dtypes.int64)
+    return _nth(builder, self, dim % self.rank, keepdim, Index(as_expr(k)))
 
 
 def _median(
@@ -222,37 +144,22 @@ def _median(
 ) -> tuple[Value, Value | None]:
     """The lower median; NaN if there is one, or of the numbers alone with ``ignore_nan``."""
     if not value.rank:
-        return _sort(builder, value, dim, False)
+        return value, zeros((), dtypes.int64)
     dim %= value.rank
-    values, indices = _sort(builder, value, dim, False)
     size = value.sizes[dim]
-    at: Scalar = Index((size - 1) // 2)
+    number: Scalar = Index((size - 1) // 2 + 1)
     if value.dtype.is_float:
-        i64 = dtypes.int64
         split = Reducing(value, [dim])
-        is_nan = cast(apply("isnan", cast(split.body(), compute_dtype(value.dtype))), i64)
-        count = split.reduce(builder, "sum", is_nan, keepdim=False, name="nans").body
+        is_nan = apply("isnan", cast(split.body(), compute_dtype(value.dtype)))
+        count = split.reduce(
+            builder, "sum", cast(is_nan, dtypes.int64), keepdim=False, name="nans"
+        ).body
         numbers = Index(size) - count
         if ignore_nan:
-            last = apply("maximum", numbers - 1, 0)
-            at = last // 2
+            number = apply("maximum", numbers - 1, 0) // 2 + 1
         else:
-            any_nan = count > 0
-            at = where(any_nan, numbers, at)
-    sizes = tuple(s for k, s in enumerate(value.sizes) if k != dim)
-    shape = tuple(ONE if k == dim else s for k, s in enumerate(value.sizes))
-    results: list[Value | None] = []
-    for found in (values, indices):
-        if found is None:
-            results.append(None)
-            continue
-        places: list[IndexLike] = list(positions(sizes))
-        places.insert(dim, at)
-        picked = builder.pointwise(found.at(places), sizes, name="median")
-        results.append(reshape(picked, shape) if keepdim else picked)
-    first = results[0]
-    assert first is not None
-    return first, results[1]
+            number = where(count > 0, numbers + 1, number)
+    return _nth(builder, value, dim, keepdim, number)
 
 
 def _register_median(name: str, ignore_nan: bool) -> None:

@@ -1,0 +1,82 @@
+"""Orders and order statistics: rows that a workgroup sorts, alone or together, and longer ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.compilations import compile_function
+from tests.device_checks import compare_eager_and_compiled
+from tests.tint import tint
+from torch_webgpu_compile import counters
+from torch_webgpu_compile.web.targets import BROWSER
+
+DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+SIZES = (30, 1200, 5000)
+"""In workgroups of 256 elements with other rows, in larger ones, and digit by digit."""
+
+
+def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Three rows with ties and, of floats, with all special values."""
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randint(-100, 101, (3, size), generator=generator)
+    if not dtype.is_floating_point:
+        return ((x << 40) + x if dtype is torch.int64 else x).to(dtype)
+    x = x.double() / 8
+    x[:, :5] = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), -float("nan")])
+    x[1:, size // 2] = torch.tensor([float("nan"), 1e-40])
+    return x.to(dtype)
+
+
+def orders(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    down = x.sort(dim=-1, descending=True, stable=True)
+    return *x.sort(dim=-1, stable=True), *down, x.t().argsort(dim=0, stable=True)
+
+
+def selected(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    largest, at = x.topk(5, -1)
+    few = x.topk(x.shape[1] // 3, -1, largest=False, sorted=False)[0].sort(-1)[0]
+    middle = x.median(-1, keepdim=True)[1]
+    statistics = x.kthvalue(2, -1)[0], x.nanmedian(-1)[0], x.median()
+    return largest, x.gather(-1, at), few, x.gather(-1, middle), *statistics, x.topk(0, -1)[1]
+
+
+@pytest.mark.rotates(15)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_orders(size: int, dtype: torch.dtype) -> None:
+    x = rows(size, dtype)
+    compare_eager_and_compiled(orders, x)
+    if dtype is not torch.bool:
+        compare_eager_and_compiled(selected, x)
+
+
+def test_of_equal_elements_the_first_are_selected() -> None:
+    x = torch.zeros(2, 20_000)
+    x[1, 777::1000] = 1
+    places = x.to("webgpu").topk(30, -1)[1].cpu()
+    assert places[0].tolist() == list(range(30))
+    assert places[1].tolist() == [*range(777, 20_000, 1000), *range(10)]
+
+
+def test_lengths_share_kernels() -> None:
+    """Also lengths that are sorted in different ways."""
+    torch.zeros(3, 40, device="webgpu").sort()
+    before = counters.kernels_compiled
+    for length in (2, 3, 50, 51, 400, 999, 3000, 5000, 20_000):
+        torch.zeros(3, length, device="webgpu").to(torch.int16).argsort()
+    assert counters.kernels_compiled - before <= 12
+
+
+def test_browsers_take_the_kernels() -> None:
+    def sort_all(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *x.topk(50), *i.sort(), *x[:, :900].sort(), i.median()
+
+    arguments = torch.zeros(2, 5000), torch.zeros(3, 5000, dtype=torch.int64)
+    for kernel in compile_function(sort_all, *arguments, target=BROWSER).plan.kernels:
+        assert len(kernel.bindings) <= BROWSER.max_storage_buffers
+        assert kernel.workgroup_nbytes <= BROWSER.max_workgroup_nbytes
+        assert not tint().error(kernel.wgsl)

@@ -1,0 +1,304 @@
+"""Sorting: rows in the memory of a workgroup, and long rows by one digit after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.buffers import Buffer
+from ...ir.nodes import outputs_of
+from ...ir.scalar import Scalar, scalar_symbols, walk
+from ...ir.sorting_nodes import BINS, DIGIT_BITS, DigitCounts, DigitScatter, PartSums, RowSort
+from ...ir.spaces import numbered
+from ...plan.model import KernelCall
+from ...symbolic.sizes import (
+    Expr,
+    Symbol,
+    as_expr,
+    ceildiv,
+    delinearize,
+    iteration,
+    linearize,
+    power_of_two_at_least,
+    product,
+    upper_bound,
+)
+from ...target import Target
+from ..values import Scope
+from .builder import KernelBuilder, fold_grid
+
+WORKGROUP = 256
+_SUMS_NBYTES = 2 * WORKGROUP * 4
+_COUNTS_NBYTES = 8 * WORKGROUP * 4
+# Loads do not wait for each other: so many elements at once, whose expressions have so many nodes.
+_MOST_TOGETHER, _MOST_NODES = 8, 400
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What the template ``workgroup_sums`` takes: groups of ``lanes`` invocations."""
+
+    lanes: int = WORKGROUP
+
+    @property
+    def groups(self) -> int:
+        """In a workgroup."""
+        return WORKGROUP // self.lanes
+
+    @property
+    def steps(self) -> list[tuple[int, int, int]]:
+        """(distance, start of the half that is read, of that which is written)"""
+        distances = [d for d in (1, 4, 16, 64) if d < self.lanes]
+        starts = 0, WORKGROUP
+        return [(d, starts[k % 2], starts[1 - k % 2]) for k, d in enumerate(distances)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of workgroup memory."""
+        return _SUMS_NBYTES + self.groups * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What the template ``tile_order`` takes: ``size`` elements."""
+
+    size: int
+
+    @property
+    def share(self) -> int:
+        """Elements of an invocation."""
+        return self.size // WORKGROUP
+
+    @property
+    def nwords(self) -> int:
+        """Of items: there is one more for every 32, so that columns are in different banks."""
+        return self.size + self.size // 32
+
+    @property
+    def nbytes(self) -> int:
+        """Of workgroup memory."""
+        return self.nwords * 4 + _COUNTS_NBYTES + Sums().nbytes
+
+
+class RowRenderer:
+    """Renders the scalars of a node over elements of a row, for a workgroup with one row."""
+
+    def __init__(self, builder: KernelBuilder, ranges: Sequence[Expr], length: Expr) -> None:
+        self.builder = builder
+        self.length = length
+        self.lead = delinearize(iteration("row", product(ranges)), ranges)
+        self.rows = dict(zip(numbered("i", ranges), self.lead, strict=True))
+        (self.element,) = numbered("j", (length,))
+        self.outside = Scope()
+        self.outer = builder.renderer([self.rows], self.outside)
+
+    def at(self, names: Sequence[str], bodies: Sequence[Scalar]) -> tuple[list[str], list[str]]:
+        """(statements, the values) of bodies at the elements that variables name.
+
+        What is the same in all of the row is computed `outside`.
+        """
+        lines, values = [], []
+        for name in names:
+            scope = Scope(parent=self.outside)
+            place = {**self.rows, self.element: iteration(name, self.length)}
+            renderer = self.builder.renderer(
+                [place], scope, outer=self.outer, belongs_outside=self._is_outside
+            )
+            values += [renderer.render(body).code for body in bodies]
+            lines += scope.lines
+        return lines, values
+
+    def _is_outside(self, node: Scalar) -> bool:
+        return self.element not in scalar_symbols(node)
+
+    def address(self, name: str, *index: Expr) -> str:
+        """Of an element of a buffer in the row."""
+        return _address(self.builder, name, [*self.lead, *index])
+
+
+def _address(builder: KernelBuilder, name: str, index: Sequence[Expr]) -> str:
+    buffer = builder.buffers[name]
+    return builder.index(linearize(index, buffer.strides) + buffer.offset)
+
+
+def load_code(rows: RowRenderer, name: str, *index: Expr) -> str:
+    """The element of a buffer that a kernel takes whole."""
+    return f"{rows.builder.bindings.function(name, 'load')}({rows.address(name, *index)})"
+
+
+def store_code(rows: RowRenderer, name: str, value: str, *index: Expr) -> str:
+    """The statement that stores an element."""
+    store = rows.builder.bindings.function(name, "store")
+    return f"{store}({rows.address(name, *index)}, {value});"
+
+
+def taken_together(body: Scalar) -> int:
+    """How many elements an invocation takes at once."""
+    nodes = sum(1 for _ in walk(body))
+    return max(1, min(_MOST_TOGETHER, _MOST_NODES // nodes))
+
+
+def _is_short(bits: int) -> bool:
+    """Whether the last digit of so many bits has no second half."""
+    return 0 < bits % DIGIT_BITS <= DIGIT_BITS // 2
+
+
+def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    """The kernel of one node."""
+    builder = KernelBuilder(target, buffers)
+    tile, sums = Tile(node.tile), Sums()
+    rows = product(node.ranges)
+    most = upper_bound(node.length)
+    assert most is not None, node
+    slot = power_of_two_at_least(most)
+    taken = node.tile // slot
+    lead = delinearize(iteration("row", rows), node.ranges)
+    (element,) = numbered("j", (node.length,))
+    place = iteration("place", node.length)
+    at: Mapping[Symbol, Expr] = {
+        **dict(zip(numbered("i", node.ranges), lead, strict=True)),
+        element: place,
+    }
+    words, digits, short = [], 0, []
+    for body, bits in zip(node.words, node.bits, strict=True):
+        scope = Scope()
+        value = builder.renderer([at], scope).render(body).code
+        end = digits + -(-bits // DIGIT_BITS)
+        words.append({"first": digits, "end": end, "lines": scope.lines, "value": value})
+        short += [end - 1] * _is_short(bits)
+        digits = end
+    if taken > 1:
+        short += [digits] * (taken < 16)
+        digits += 1
+    number = iteration("number", node.count)
+    return builder.finish(
+        "row_sort",
+        "row_sort.wgsl.jinja",
+        {
+            "tile": tile,
+            "sums": sums,
+            "rows": builder.index(rows),
+            "length": builder.index(node.length),
+            "count": builder.index(node.count),
+            "taken": taken,
+            "slot": slot,
+            "words": words,
+            "digits": digits,
+            "short": short,
+            "address": _address(builder, node.output, [*lead, number]),
+            "store": builder.bindings.function(node.output, "store"),
+        },
+        workgroup_size=WORKGROUP,
+        grid=fold_grid(ceildiv(rows, taken), target),
+        origins=node.origins,
+        flops=rows * node.length * digits,
+        workgroup_nbytes=tile.nbytes,
+        iterations=as_expr((digits + 2) * (tile.share + 4)),
+    )
+
+
+def generate_digit_scatter(
+    node: DigitScatter, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of one node."""
+    builder = KernelBuilder(target, buffers)
+    tile, sums = Tile(node.tile), Sums()
+    rows = RowRenderer(builder, node.ranges, node.length)
+    parts = ceildiv(node.length, node.tile)
+    total = product(node.ranges) * parts
+    digit, (value,) = rows.at(["place"], [node.digit])
+    payloads, moved = rows.at(["place"], node.payloads)
+    bin, part = iteration("bin", BINS), iteration("part", parts)
+    target_place = iteration("target_place", node.length)
+    return builder.finish(
+        "digit_scatter",
+        "digit_scatter.wgsl.jinja",
+        {
+            "tile": tile,
+            "sums": sums,
+            "total": builder.index(total),
+            "parts": builder.index(parts),
+            "length": builder.index(node.length),
+            "halves": 1 if _is_short(node.bits) else 2,
+            "outside": rows.outside.lines,
+            "digit": {"lines": digit, "value": value},
+            "totals": load_code(rows, node.totals, bin),
+            "before": load_code(rows, node.before, part, bin),
+            "payloads": payloads,
+            "stores": [
+                store_code(rows, name, code, target_place)
+                for name, code in zip(outputs_of(node), moved, strict=True)
+            ],
+        },
+        workgroup_size=WORKGROUP,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product(node.ranges) * node.length,
+        workgroup_nbytes=tile.nbytes + BINS * 4,
+        iterations=as_expr(3 * (tile.share + 1)),
+    )
+
+
+def generate_digit_counts(
+    node: DigitCounts, buffers: dict[str, Buffer], target: Target
+) -> KernelCall:
+    """The kernel of one node."""
+    builder = KernelBuilder(target, buffers)
+    rows = RowRenderer(builder, node.ranges, node.length)
+    total = product(node.ranges) * node.parts
+    together = taken_together(node.digit)
+    names = [f"place{k}" for k in range(together)]
+    digits, values = rows.at(names, [node.digit])
+    bin, part = iteration("bin", node.bins), iteration("part", node.parts)
+    return builder.finish(
+        "digit_counts",
+        "digit_counts.wgsl.jinja",
+        {
+            "total": builder.index(total),
+            "parts": builder.index(node.parts),
+            "part_length": builder.index(node.part),
+            "length": builder.index(node.length),
+            "bins": node.bins,
+            "outside": rows.outside.lines,
+            "together": together,
+            "names": names,
+            "digits": digits,
+            "values": values,
+            "store": store_code(rows, node.output, "counted", part, bin),
+        },
+        workgroup_size=WORKGROUP,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product(node.ranges) * node.length,
+        workgroup_nbytes=node.bins * 4,
+        iterations=ceildiv(node.part, WORKGROUP * together) + 1,
+    )
+
+
+def generate_part_sums(node: PartSums, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    """The kernel of one node."""
+    builder = KernelBuilder(target, buffers)
+    rows = RowRenderer(builder, node.ranges, node.parts)
+    sums = Sums(node.lanes)
+    shares = BINS // sums.groups
+    total = product(node.ranges) * shares
+    bin, part = iteration("bin", BINS), iteration("part", node.parts)
+    return builder.finish(
+        "part_sums",
+        "part_sums.wgsl.jinja",
+        {
+            "sums": sums,
+            "total": builder.index(total),
+            "shares": shares,
+            "parts": builder.index(node.parts),
+            "count": load_code(rows, node.counts, part, bin),
+            "store": store_code(rows, node.before, "before", part, bin),
+            "store_total": store_code(rows, node.totals, "carried", bin),
+        },
+        workgroup_size=WORKGROUP,
+        grid=fold_grid(total, target),
+        origins=node.origins,
+        flops=product(node.extents),
+        workgroup_nbytes=sums.nbytes,
+        iterations=ceildiv(node.parts, node.lanes) + 1,
+    )
