@@ -7,8 +7,9 @@ guard holds what the trace assumed. Strides that follow from the sizes stay expr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class StaticInputs:
         self.numbers: dict[int, torch.SymFloat] = {}
 
     free_numbers: frozenset[int] = frozenset()
+    leaf_symbols: Mapping[str, int] = MappingProxyType({})
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether other leaves are equal; see `exact_match`."""
@@ -82,7 +84,7 @@ class SymbolicInputs:
     def __init__(
         self,
         leaves: Sequence[Any],
-        chosen: frozenset[int],
+        chosen: Mapping[int, frozenset[float]],
         sizes: bool,
         like: Sequence[Sequence[Any]],
     ) -> None:
@@ -90,11 +92,13 @@ class SymbolicInputs:
 
         Args:
             leaves: of the call.
-            chosen: the leaves with numbers that may be symbols.
+            chosen: the leaves with numbers that may be symbols, with the values that these may
+                not have.
             sizes: whether sizes, strides and offsets are symbols.
             like: leaves of earlier calls: what is equal in all of them is a constant.
         """
         self._all = leaves
+        self._chosen = chosen
         self._sizes = sizes
         self._like = [earlier for earlier in like if len(earlier) == len(leaves)]
         self._env = ShapeEnv(
@@ -135,8 +139,9 @@ class SymbolicInputs:
             return True
 
     def _integer(self, value: int, place: _LeafSource) -> Int:
-        """A symbol for a size, or a constant."""
-        if value < 2 or not (self._sizes or not place.field) or not self._varies(place):
+        """A symbol for a size or number, or a constant."""
+        is_symbol = self._sizes or not place.field
+        if value in (0, 1) or not is_symbol or not self._varies(place):
             return value
         return self._symbol(value, place)
 
@@ -150,7 +155,11 @@ class SymbolicInputs:
     def _symbol(self, value: int, place: _LeafSource, *, specialize: bool = True) -> Int:
         source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
-            value, source, dynamic_dim=kind, do_not_specialize_zero_one=not specialize
+            value,
+            source,
+            dynamic_dim=kind,
+            positive=True if value >= 0 else None,
+            do_not_specialize_zero_one=not specialize,
         )
         self._symbols[str(symbol)] = place
         made: Int = self._env.create_symintnode(symbol, hint=value, source=source)
@@ -190,6 +199,11 @@ class SymbolicInputs:
             products.setdefault(value * spec.sizes[dim], strides[dim] * sizes[dim])
         return [strides[dim] for dim in range(len(sizes))]
 
+    @property
+    def leaf_symbols(self) -> dict[str, int]:
+        """The leaf that each symbol is which stands for one."""
+        return {name: place.leaf for name, place in self._symbols.items() if not place.field}
+
     # ---- guards
 
     @property
@@ -198,7 +212,7 @@ class SymbolicInputs:
         # By name: a symbol that was compared with a constant has that constant as its expression.
         assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}
         places = {place.leaf for name, place in self._symbols.items() if name not in assumed}
-        return frozenset(places & self.numbers.keys())
+        return frozenset(k for k in places & self.numbers.keys() if not self._chosen[k])
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""
@@ -206,6 +220,7 @@ class SymbolicInputs:
         derived = [place for place, _ in self._derived]
         condition, strides = self._compiled()
         constant = self._constant
+        own = [place.read(self._all) for place in places]
 
         def accepts(leaves: Sequence[Any]) -> bool:
             if len(leaves) != len(constant):
@@ -213,7 +228,7 @@ class SymbolicInputs:
             if not all(same(leaf) for same, leaf in zip(constant, leaves, strict=True)):
                 return False
             values = [place.read(leaves) for place in places]
-            if not all(map(_is_in_range, values, places)) or not condition(*values):
+            if not all(map(_is_alike, values, own, places)) or not condition(*values):
                 return False
             if [place.read(leaves) for place in derived] != strides(*values):
                 return False
@@ -235,8 +250,8 @@ class SymbolicInputs:
         """Whether another leaf agrees with what is not a symbol in one of ours."""
         own = self._all[leaf]
         if leaf in self.numbers or leaf in {p.leaf for p in self._symbols.values() if not p.field}:
-            kind = type(own)
-            return lambda other: type(other) is kind
+            kind, special = type(own), self._chosen[leaf]
+            return lambda other: type(other) is kind and other not in special
         if not isinstance(own, TensorSpec):
             wanted = key_of(own)
             return lambda other: bool(key_of(other) == wanted)
@@ -274,10 +289,15 @@ def _reader(place: _LeafSource) -> Callable[[TensorSpec], int]:
     return lambda spec: int(getattr(spec, field)[dim])
 
 
-def _is_in_range(value: float, place: _LeafSource) -> bool:
-    """0 and 1 are never symbols but as offsets; an integer fits into a kernel's parameter."""
+def _is_alike(value: float, own: float, place: _LeafSource) -> bool:
+    """Whether a value is of the class of the one that was traced.
+
+    Of integers, 0 and 1 are never symbols but as offsets, negative ones are a class of their own,
+    and all fit into a kernel's parameter. Floats are finite.
+    """
     if isinstance(value, int):
-        return (0 if place.field == "offset" else 2) <= value <= MAX_INT
+        least = 0 if place.field == "offset" else 2
+        return -MAX_INT <= value < 0 if own < 0 else least <= value <= MAX_INT
     return isinstance(value, float) and math.isfinite(value)
 
 
