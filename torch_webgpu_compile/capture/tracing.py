@@ -454,7 +454,7 @@ def _made(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
 
 
 def _dispatched(op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """What the recorder makes of a call, and makes functional tensors of, if the caller has some."""
+    """What the recorder makes of a call, as functional tensors if the caller has such."""
     is_functional = any(
         isinstance(leaf, Tensor) and torch._is_functional_tensor(leaf)
         for leaf in tree_leaves((args, kwargs))

@@ -305,7 +305,7 @@ def _integers(size: Size, device: OptionalDevice, low: int, high: int, dtype: to
     if low >= high:
         return NotImplemented
     if high - low <= _MAX_RANGE:
-        count = torch.sym_float(high - low)
+        count = torch.sym_float(high - low)  # type: ignore[no-untyped-call]
         numbers = (_uniform(size, device) * count).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
     bits = _bits(size, device)

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedOp
 from .calls import TensorSpec
-from .rewrites import REWRITES
 
 _CPU = torch.device("cpu")
 
@@ -174,14 +173,15 @@ def symbolic_leaves(
             is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
             special = _SPECIAL.get(name, _NONE)
             if type(item) is int and -MAX_INT <= item <= MAX_INT:
-                is_signed = is_number or name in signed
-                if item >= 2 and name in sizes or item not in (0, 1) and is_signed:
-                    found[leaf] = special
-            elif type(item) is float and math.isfinite(item) and floats:
-                if is_number or ("float" in kind and name not in _STATIC_NAMES):
-                    found[leaf] = special
-            if leaf in found and item in special:
-                del found[leaf]
+                is_size = item >= 2 and name in sizes
+                chosen = is_size or (item not in (0, 1) and (is_number or name in signed))
+            elif type(item) is float and math.isfinite(item):
+                is_float = "float" in kind and name not in _STATIC_NAMES
+                chosen = floats and (is_number or is_float)
+            else:
+                chosen = False
+            if chosen and item not in special:
+                found[leaf] = special
             leaf += 1
     return found
 
