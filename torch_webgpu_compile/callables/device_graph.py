@@ -206,16 +206,32 @@ def _is_kept(place: Place) -> bool:
 
 
 class _Numbers:
-    """Memory for the numbers of calls: a few buffers in turn, so that bind groups can be reused."""
+    """Memory for the numbers of calls: a few buffers in turn, so that bind groups can be reused.
+
+    What comes twice in a row, such as the eps of a norm, stays in memory of its own.
+    """
 
     _MOST = 8
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._used: deque[tuple[GpuBuffer, int]] = deque()
+        self._kept: dict[bytes, GpuBuffer] = {}
+        self._last = b""
 
-    def upload(self, data: bytes) -> GpuBuffer:
-        """A buffer with this content. Give it to `recorded` after the commands that read it."""
+    def upload(self, data: bytes) -> tuple[GpuBuffer, GpuBuffer | None]:
+        """A buffer with this content, and what to give to `recorded`, if anything."""
+        kept = self._kept.get(data)
+        if kept is not None:
+            return kept, None
+        if data == self._last and len(self._kept) < self._MOST:
+            kept = self._kept[data] = self._device.upload_new(data)
+            return kept, None
+        self._last = data
+        buffer = self._taken(data)
+        return buffer, buffer
+
+    def _taken(self, data: bytes) -> GpuBuffer:
         if len(data) > SMALL_NBYTES:
             return self._device.upload_new(data)
         try:
@@ -289,7 +305,7 @@ class DeviceGraph(CompiledGraph):
         for recipe, position in inputs:
             value = values[recipe.position]
             if type(value) is bytes:
-                buffers[position] = numbers = self._numbers.upload(value)
+                buffers[position], numbers = self._numbers.upload(value)
                 continue
             buffer: AnyBuffer | None = find(value, own, recipe.strides, recipe.offset_nbytes)
             if buffer is None:

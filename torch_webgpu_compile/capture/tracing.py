@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,11 +20,16 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
@@ -322,7 +327,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._record(func, args, kwargs)
 
     def _record(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
+        result = _made(func, _with_hints(func, args), kwargs)
         found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if func._schema.is_mutable:
             self.is_functional = False
@@ -389,6 +394,93 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = value
         self.know(value, node)
         return node
+
+
+def call_with_symbols(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator inside of a trace, with any numbers as symbols.
+
+    PyTorch's dispatcher takes symbols for sizes and scalars. Of one in the place of a ``float`` or
+    ``int`` it makes a constant, so that what is traced holds for this number only: such a call goes
+    past it, to the recorder.
+    """
+    if not _plain_symbols(op, args, ("float", "int")):
+        return op(*args, **kwargs)
+    if not op._schema.is_mutable:
+        return _dispatched(op, args, kwargs)
+    functional = _functional_form(op)
+    if functional is None:
+        return op(*args, **kwargs)
+    if op._schema.name.endswith("_"):
+        return args[0].copy_(_dispatched(functional, args, kwargs))
+    outs = [kwargs.pop(a.name) for a in op._schema.arguments if a.is_out]
+    values = _dispatched(functional, args, kwargs)
+    for out, value in zip(outs, [values] if len(outs) == 1 else values, strict=True):
+        if out.shape != value.shape:
+            out.resize_(value.shape)
+        out.copy_(value)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _plain_symbols(op: OpOverload, args: Sequence[Any], kinds: Collection[str]) -> list[int]:
+    """The arguments that are symbols for which the operator's schema has no place."""
+    return [
+        k
+        for k, (argument, value) in enumerate(zip(op._schema.arguments, args, strict=False))
+        if isinstance(value, (torch.SymInt, torch.SymFloat))
+        and str(argument.real_type).removeprefix("Optional[").rstrip("]") in kinds
+    ]
+
+
+def _with_hints(op: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments with floats in place of symbols, where the schema has no place for these.
+
+    The sizes of results do not depend on them.
+    """
+    plain = _plain_symbols(op, args, ("float",))
+    return [value.node.hint if k in plain else value for k, value in enumerate(args)]
+
+
+def _made(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
+    """What an operator gives, as fake tensors.
+
+    The C++ code that would say it of the gradients of interpolation takes no symbols.
+    """
+    name = func._schema.name
+    if "upsample_" in name and name.endswith("_backward"):
+        grad, _, input_size, *_ = args
+        layout = suggest_memory_format(grad)
+        return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=layout)
+    return func(*args, **kwargs)
+
+
+def _dispatched(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What the recorder makes of a call, as functional tensors if the caller has such."""
+    is_functional = any(
+        isinstance(leaf, Tensor) and torch._is_functional_tensor(leaf)
+        for leaf in tree_leaves((args, kwargs))
+    )
+    args, kwargs = tree_map_only(Tensor, _inner, (args, kwargs))
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with torch._C._ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
+        result = recorder.__torch_dispatch__(op, (), args, kwargs)
+    return tree_map_only(Tensor, torch._to_functional_tensor, result) if is_functional else result
+
+
+@cache
+def _functional_form(op: OpOverload) -> OpOverload | None:
+    """The operator that gives what an in-place or ``out=`` one writes, if there is one."""
+    name = op._schema.name.split("::")[1]
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    for form in (name.rstrip("_"), f"{name.rstrip('_')}_functional"):
+        packet = getattr(aten, form, None)
+        for overload in packet.overloads() if packet is not None else ():
+            found: OpOverload = getattr(packet, overload)
+            schema = found._schema
+            if not schema.is_mutable and wanted == [
+                (a.name, str(a.type)) for a in schema.arguments
+            ]:
+                return found
+    return None
 
 
 def _decompose(func: OpOverload, args: Any, kwargs: Any) -> Any:

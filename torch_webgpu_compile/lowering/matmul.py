@@ -15,7 +15,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
-from ..ir.scalar import Scalar, apply, cast, where
+from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr
 from .activations import gelu, relu
 from .builder import Builder, operand
@@ -254,8 +254,11 @@ def lower_trilinear(
     return converted(builder, split.reduce(builder, "sum", split.body(), keepdim=False))
 
 
-def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
-    """How a p-norm reduces differences: the kind of reduction and its body."""
+def _norm_terms(difference: Scalar, p: Operand) -> tuple[str, Scalar]:
+    """How a p-norm reduces differences: the kind of reduction and its body.
+
+    0, 1, 2 and infinity are never symbols.
+    """
     magnitude = abs(difference)
     if p == 0:
         counted = cast(apply("ne", difference, 0), difference.dtype)
@@ -267,18 +270,19 @@ def _norm_terms(difference: Scalar, p: float) -> tuple[str, Scalar]:
     if p == float("inf"):
         # PyTorch compares, which NaN never wins.
         return ("maximum", where(apply("isnan", difference), 0, magnitude))
-    return ("sum", apply("pow", magnitude, p))
+    return ("sum", apply("pow", magnitude, operand(p, (), difference.dtype)))
 
 
-def _root(total: Scalar, p: float) -> Scalar:
+def _root(total: Scalar, p: Operand) -> Scalar:
     if p in (0, 1, float("inf")):
         return total
-    return apply("sqrt", total) if p == 2 else apply("pow", total, 1 / p)
+    root = const(1, total.dtype) / operand(p, (), total.dtype)
+    return apply("sqrt", total) if p == 2 else apply("pow", total, root)
 
 
 @lowers(aten._cdist_forward.default)
 def lower_cdist(
-    builder: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None
+    builder: Builder, x1: Value, x2: Value, p: Operand, compute_mode: int | None
 ) -> Value:
     """The p-norm distance of every row of x1 to every row of x2."""
     sizes = builder.out.sizes
@@ -296,7 +300,7 @@ def lower_cdist(
 
 
 @lowers(aten.dist.default)
-def lower_dist(builder: Builder, self: Value, other: Value, p: float = 2) -> Value:
+def lower_dist(builder: Builder, self: Value, other: Value, p: Operand = 2) -> Value:
     """The p-norm of self − other."""
     dtype = compute_dtype(builder.out.dtype)
     index_sizes = broadcast_sizes([self.sizes, other.sizes])

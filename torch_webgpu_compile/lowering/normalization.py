@@ -13,8 +13,8 @@ import torch
 
 from ..ir.scalar import Scalar, apply, cast, const
 from ..symbolic.sizes import Expr, IntLike, as_expr
-from .builder import Builder
-from .promotion import compute_dtype
+from .builder import Builder, operand
+from .promotion import Operand, compute_dtype
 from .reductions import Reducing, converted, count_scalar, dims_of, variance
 from .registry import NotLowered, lowers
 from .value import Value, channelwise, expand, reshape
@@ -89,12 +89,13 @@ def lower_log_softmax_backward(
 
 
 def _normalized(
-    builder: Builder, value: Value, dims: Sequence[int], eps: float
+    builder: Builder, value: Value, dims: Sequence[int], eps: Operand
 ) -> tuple[Scalar, Value, Value, Value]:
     """((x − mean) · rstd, mean, rstd, variance) over ``dims``, all in the compute dtype."""
     dtype = compute_dtype(value.dtype)
     var, mean = variance(builder, Reducing(value, dims), 0, dtype, keepdim=True)
-    rstd = builder.pointwise(apply("rsqrt", var.body + eps), var.sizes, name="rstd")
+    body = apply("rsqrt", var.body + operand(eps, (), dtype))
+    rstd = builder.pointwise(body, var.sizes, name="rstd")
     centered = cast(value.body, dtype) - expand(mean, value.sizes).body
     return centered * expand(rstd, value.sizes).body, mean, rstd, var
 
@@ -131,7 +132,7 @@ def lower_layer_norm(
     normalized_shape: Sequence[IntLike],
     weight: Value | None,
     bias: Value | None,
-    eps: float,
+    eps: Operand,
 ) -> tuple[Value, Value, Value]:
     """(output, mean, 1/std), with statistics over the dimensions of ``normalized_shape``.
 
@@ -155,7 +156,7 @@ def lower_group_norm(
     C: IntLike,
     HxW: IntLike,
     group: int,
-    eps: float,
+    eps: Operand,
 ) -> tuple[Value, Value, Value]:
     """(output, mean, 1/std) of [N, C, *space], with statistics over each group of channels.
 
@@ -179,8 +180,8 @@ def lower_batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
-    eps: float,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value, Value, Value]:
     """(output, mean, 1/std) of [N, C, *space], with statistics over all but the channels.
 
@@ -224,7 +225,7 @@ def _batch_norm_output(
     bias: Value | None,
     mean: Value,
     var: Value,
-    eps: float,
+    eps: Operand,
 ) -> Value:
     """x · scale + shift with scale = weight · rstd and shift = bias − mean · scale."""
     dtype = compute_dtype(input.dtype)
@@ -232,7 +233,7 @@ def _batch_norm_output(
     def channel(vector: Value) -> Scalar:
         return cast(expand(channelwise(vector, input), input.sizes).body, dtype)
 
-    scale = apply("rsqrt", channel(var) + eps)
+    scale = apply("rsqrt", channel(var) + operand(eps, (), dtype))
     if weight is not None:
         scale *= channel(weight)
     body = (cast(input.body, dtype) - channel(mean)) * scale
@@ -242,7 +243,7 @@ def _batch_norm_output(
 
 
 def _batch_norm_training(
-    builder: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
+    builder: Builder, input: Value, weight: Value | None, bias: Value | None, eps: Operand
 ) -> tuple[Value, Value, Value, Value]:
     """(output, mean, rstd, variance) with statistics of the batch, in the compute dtype."""
     dims = [k for k in range(input.rank) if k != 1]
@@ -251,12 +252,13 @@ def _batch_norm_training(
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes), mean, rstd, var
 
 
-def _blend(builder: Builder, old: Value, new: Value, momentum: float, unbias: Scalar) -> Value:
+def _blend(builder: Builder, old: Value, new: Value, momentum: Operand, unbias: Scalar) -> Value:
     """(1 − momentum) · old + momentum · new · unbias."""
     dtype = compute_dtype(old.dtype)
-    kept = cast(old.body, dtype) * (1 - momentum)
+    share = operand(momentum, (), dtype)
+    kept = cast(old.body, dtype) * (1 - share)
     fresh = cast(reshape(new, old.sizes).body, dtype) * cast(unbias, dtype)
-    return builder.pointwise(cast(kept + fresh * momentum, dtype), old.sizes, name="running")
+    return builder.pointwise(cast(kept + fresh * share, dtype), old.sizes, name="running")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
@@ -268,8 +270,8 @@ def lower_batch_norm_functional(
     running_mean: Value,
     running_var: Value,
     training: bool,
-    momentum: float,
-    eps: float,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value | None, ...]:
     """(output, saved mean, saved rstd, new running mean, new running variance)."""
     if not training:

@@ -503,9 +503,9 @@ def lower_masked_fill(builder: Builder, self: Value, mask: Value, value: Operand
 def lower_nan_to_num(
     builder: Builder,
     self: Value,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
+    nan: Operand | None = None,
+    posinf: Operand | None = None,
+    neginf: Operand | None = None,
 ) -> Value:
     """NaN and infinities replaced; integers are returned as they are.
 
@@ -516,12 +516,13 @@ def lower_nan_to_num(
         return self
     limits = torch.finfo(torch_dtype(self.dtype))
     compute = compute_dtype(self.dtype)
-    above = const(limits.max if posinf is None else posinf, compute)
-    below = const(limits.min if neginf is None else neginf, compute)
+    above = operand(limits.max if posinf is None else posinf, (), compute)
+    below = operand(limits.min if neginf is None else neginf, (), compute)
+    number = operand(0.0 if nan is None else nan, (), compute)
 
     def body(x: Scalar) -> Scalar:
         finite = where(apply("isinf", x), where(x > 0.0, above, below), x)
-        return where(apply("isnan", x), nan or 0.0, finite)
+        return where(apply("isnan", x), number, finite)
 
     return elementwise(builder, body, self)
 

@@ -15,8 +15,8 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, product
-from .builder import Builder, as_value
-from .promotion import compute_dtype
+from .builder import Builder, as_value, operand
+from .promotion import Operand, compute_dtype
 from .registry import lowers
 from .value import Value, broadcast_index, positions, reshape, zeros
 
@@ -234,19 +234,22 @@ def squared_deviations(
 
 
 def variance(
-    builder: Builder, split: Reducing, correction: float, dtype: DType, *, keepdim: bool
+    builder: Builder, split: Reducing, correction: Operand, dtype: DType, *, keepdim: bool
 ) -> tuple[Value, Value]:
     """(variance, mean) in ``dtype``, in two passes; the mean keeps reduced dimensions."""
     mean = builder.pointwise(
         mean_of(builder, split, dtype, keepdim=True), split.keepdim_sizes, name="mean"
     )
     deviations = squared_deviations(builder, split, mean, dtype, keepdim=keepdim)
-    if split.count.is_constant and split.count.constant <= correction:
-        # Σ / 0 spelt out: kernels of one element are folded by compilers that assume no NaN.
-        limits = (const(float("inf"), dtype), const(float("nan"), dtype))
-        body = apply("where", deviations.body > 0, *limits)
+    # Σ / 0 spelt out: kernels of one element are folded by compilers that assume no NaN.
+    limits = (const(float("inf"), dtype), const(float("nan"), dtype))
+    of_none = apply("where", deviations.body > 0, *limits)
+    count = count_scalar(split.count, dtype) - operand(correction, (), dtype)
+    if isinstance(correction, (Value, Expr)):
+        body = where(count > 0, deviations.body / count, of_none)
+    elif split.count.is_constant and split.count.constant <= correction:
+        body = of_none
     else:
-        count = count_scalar(split.count, dtype) - correction
         body = deviations.body / apply("maximum", count, 0)
     return builder.pointwise(body, deviations.sizes, name="var"), mean
 
@@ -256,7 +259,7 @@ def _variance_over(
     value: Value,
     dim: Dims = None,
     *,
-    correction: float | None = None,
+    correction: Operand | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
     """(variance, mean) over dimensions, both in the dtype of the computation."""
@@ -317,7 +320,7 @@ def lower_logsumexp(builder: Builder, self: Value, dim: Dims, keepdim: bool = Fa
 def lower_vector_norm(
     builder: Builder,
     self: Value,
-    ord: float = 2,
+    ord: Operand = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
@@ -325,7 +328,8 @@ def lower_vector_norm(
 ) -> Value:
     """``(Σ |x|^ord)^(1/ord)`` over ``dim`` (all dimensions for None).
 
-    For ±∞ it is the largest or smallest |x|, for 0 the number of elements that are not 0.
+    For ±∞ it is the largest or smallest |x|, for 0 the number of elements that are not 0. These, 1
+    and 2 are never symbols.
     """
     split = Reducing(self, dims_of(self, dim))
     compute = compute_dtype(builder.out.dtype)
@@ -335,14 +339,14 @@ def lower_vector_norm(
         result = split.reduce(builder, kind, abs(x), keepdim=keepdim, name="wide")
         return converted(builder, result)
     powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
-    term = powers[int(ord)] if ord in powers else apply("pow", abs(x), ord)
-    powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
+    exponent = operand(ord, (), compute)
+    term = powers[int(ord)] if ord in powers else apply("pow", abs(x), exponent)
     total = split.reduce(builder, "sum", term, keepdim=keepdim, name="sum")
     body = total.body
     if ord == 2:
         body = apply("sqrt", body)
     elif ord not in (0, 1):
-        body = apply("pow", body, const(1, compute) / ord)
+        body = apply("pow", body, const(1, compute) / exponent)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
 
 

@@ -45,24 +45,33 @@ class Tap:
 
 
 @dataclass(frozen=True)
+class Inverse:
+    """A scale factor that is a symbol: one over it."""
+
+    body: Scalar
+
+
+@dataclass(frozen=True)
 class Axis:
     """One dimension that is interpolated, at one position of the result.
 
     Attributes:
         at: the position.
         size_in, size_out: of the input and of the result.
-        factor: the scale factor that was given, if any.
+        factor: the scale factor that was given, if any; a symbol is positive.
         dtype: of positions in the input.
     """
 
     at: Expr
     size_in: Expr
     size_out: Expr
-    factor: float | None
+    factor: float | Inverse | None
     dtype: DType
 
     def scale(self, dtype: DType) -> Scalar:
         """Input elements per output element."""
+        if isinstance(self.factor, Inverse):
+            return cast(self.factor.body, dtype)
         if self.factor is not None and self.factor > 0:
             return literal(1.0 / self.factor, dtype)
         return _ratio(self.size_in, self.size_out, dtype)
@@ -83,6 +92,7 @@ class Axis:
 
 
 Taps = Callable[[Axis], list[Tap]]
+Factors = Sequence[float | Inverse | None]
 
 
 def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
@@ -162,14 +172,14 @@ def _all_taps(
     at: Sequence[Expr],
     sizes_in: Sequence[Expr],
     sizes_out: Sequence[Expr],
-    factors: Sequence[float | None],
+    factors: Factors,
     dtype: DType,
 ) -> list[list[Tap]]:
     axes = zip(at, sizes_in, sizes_out, factors, strict=True)
     return [taps(Axis(*axis, dtype)) for axis in axes]
 
 
-def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float | None]) -> Value:
+def resample(builder: Builder, value: Value, taps: Taps, factors: Factors) -> Value:
     """[N, C, *space] interpolated to the result's sizes: the sum of taps times their weights.
 
     Raises NotLowered: for integers, where the taps have weights.
@@ -194,9 +204,7 @@ def resample(builder: Builder, value: Value, taps: Taps, factors: Sequence[float
     return builder.pointwise(cast(total, value.dtype), sizes)
 
 
-def resample_backward(
-    builder: Builder, grad: Value, taps: Taps, factors: Sequence[float | None]
-) -> Value:
+def resample_backward(builder: Builder, grad: Value, taps: Taps, factors: Factors) -> Value:
     """The input's gradient: each element of ``grad`` added to its taps, times their weights.
 
     One scatter over (positions, taps). Raises NotLowered: where `scatter` does.
@@ -239,8 +247,17 @@ def _chosen(options: list[Tap], which: Expr) -> tuple[IndexLike, Scalar | None]:
     return place, weight
 
 
-def _factors(rank: int, given: Sequence[float | None]) -> list[float | None]:
-    return [*given, *([None] * rank)][:rank]
+def _factors(builder: Builder, rank: int, given: Sequence[float | None]) -> Factors:
+    """The factors of all dimensions, which are an operator's last arguments."""
+    arguments = builder.traced[0]
+    traced = arguments[len(arguments) - len(given) :] if given else ()
+    found = [
+        Inverse(builder.reader.symbolic_scalar(1.0 / factor))
+        if isinstance(factor, torch.SymFloat) and not factor.node.is_constant()
+        else factor
+        for factor in traced
+    ]
+    return [*found, *([None] * rank)][:rank]
 
 
 def _register_nearest(name: str, rank: int, exact: bool) -> None:
@@ -249,7 +266,7 @@ def _register_nearest(name: str, rank: int, exact: bool) -> None:
     def forward(
         builder: Builder, self: Value, output_size: Sequence[IntLike], *scales: float | None
     ) -> Value:
-        return resample(builder, self, taps, _factors(rank, scales))
+        return resample(builder, self, taps, _factors(builder, rank, scales))
 
     def backward(
         builder: Builder,
@@ -258,7 +275,7 @@ def _register_nearest(name: str, rank: int, exact: bool) -> None:
         input_size: Sequence[IntLike],
         *scales: float | None,
     ) -> Value:
-        return resample_backward(builder, grad_output, taps, _factors(rank, scales))
+        return resample_backward(builder, grad_output, taps, _factors(builder, rank, scales))
 
     _register(name, forward, backward)
 
@@ -271,7 +288,7 @@ def _register_smooth(name: str, rank: int, make_taps: Callable[[bool], Taps]) ->
         align_corners: bool,
         *scales: float | None,
     ) -> Value:
-        factors = _factors(rank, scales)
+        factors = _factors(builder, rank, scales)
         if self.dtype is dtypes.uint8 and rank == 2:
             cubic = make_taps is cubic_taps
             return resample_uint8(
@@ -288,7 +305,7 @@ def _register_smooth(name: str, rank: int, make_taps: Callable[[bool], Taps]) ->
         *scales: float | None,
     ) -> Value:
         taps = make_taps(align_corners)
-        return resample_backward(builder, grad_output, taps, _factors(rank, scales))
+        return resample_backward(builder, grad_output, taps, _factors(builder, rank, scales))
 
     _register(name, forward, backward)
 
@@ -431,7 +448,7 @@ def resample_uint8(
     cubic: bool,
     antialias: bool,
     align: bool,
-    factors: Sequence[float | None],
+    factors: Factors,
 ) -> Value:
     """Bilinear or bicubic interpolation of uint8 [N, C, H, W] to the result's sizes.
 
@@ -451,7 +468,10 @@ def resample_uint8(
         if not (before.is_constant and after.is_constant):
             raise NotLowered("uint8 images of symbolic sizes, whose weights need float64")
         size_in, size_out = before.constant, after.constant
-        scale = _pitch(size_in, size_out, align, factors[dim - 2])
+        factor = factors[dim - 2]
+        if isinstance(factor, Inverse):
+            raise NotLowered("uint8 images by a symbolic factor, of which weights are made")
+        scale = _pitch(size_in, size_out, align, factor)
         with unset_fake_temporarily():  # weights are real numbers, also while compiling
             if antialias:
                 found = _antialiased(size_in, size_out, scale, taps, weight)

@@ -80,7 +80,7 @@ def _symbol_range(node: Any, name: str) -> tuple[int, int | None]:
 class SizeReader:
     """Converts sizes to `Expr`; one per graph, so that a symbol keeps its lower bound.
 
-    ``numbers`` are the values of symbolic floats, by name.
+    ``numbers`` are the values of expressions of symbolic floats, by their text.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class SizeReader:
 
     def _scalar(self, expr: sympy.Expr, node: Any) -> Scalar:
         f64 = dtypes.float64
-        if isinstance(expr, sympy.Symbol) and str(expr) in self.numbers:
+        if self.numbers and str(expr) in self.numbers:
             return self.numbers[str(expr)]
         if expr.is_number and not expr.is_Integer:
             return const(float(expr), f64)

@@ -261,19 +261,19 @@ def randint_low(
     **_: Any,
 ) -> Any:
     """Whole numbers of [low, high), at most 2^63 of them, in ``dtype`` (int64 if None)."""
-    if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= 1 << 63:
+    if not 0 < high - low <= 1 << 63:
         return NotImplemented
     return _integers(size, device, low, high, dtype or torch.int64)
 
 
 def _is_beyond(dtype: torch.dtype, *numbers: Any) -> bool:
-    """Whether ``dtype`` cannot hold one of the numbers; symbols are not asked."""
+    """Whether ``dtype`` cannot hold one of the numbers; symbolic floats are not asked."""
     if dtype == torch.bool:
         least, largest = 0.0, 1.0
     else:
         limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         least, largest = limits.min, limits.max
-    return any(not least <= x <= largest for x in numbers if isinstance(x, (int, float)))
+    return any(not least <= x <= largest for x in numbers if not isinstance(x, torch.SymFloat))
 
 
 def _nearest(number: int, bits: int) -> int:
@@ -300,12 +300,13 @@ def _integers(size: Size, device: OptionalDevice, low: int, high: int, dtype: to
     """Whole numbers in [low, high); NotImplemented where ``dtype`` cannot hold them."""
     if _is_beyond(dtype, low, high - 1):
         return NotImplemented
-    if dtype in _BITS:
-        low, high = _within(low, high, _BITS[dtype])
+    if dtype in _BITS and not -_largest(dtype) <= low < high <= _largest(dtype):
+        low, high = _within(int(low), int(high), _BITS[dtype])
     if low >= high:
         return NotImplemented
     if high - low <= _MAX_RANGE:
-        numbers = (_uniform(size, device) * float(high - low)).to(torch.int32)
+        count = torch.sym_float(high - low)  # type: ignore[no-untyped-call]
+        numbers = (_uniform(size, device) * count).to(torch.int32)
         return (numbers.to(dtype if abs(low) <= _largest(dtype) else torch.int64) + low).to(dtype)
     bits = _bits(size, device)
     if high - low < 1 << 63:
@@ -359,7 +360,9 @@ def geometric(self: Tensor, p: float) -> Any:
     """The number of trials up to the first success, of probability ``p``; at least 1."""
     if not 0 < p < 1:
         return NotImplemented
-    trials = exponential_numbers(self.shape, self.device, self.dtype) * (-1.0 / math.log1p(-p))
+    wide = _wide(self.dtype) if self.dtype in _BITS else torch.float32
+    rate = -torch.log1p(-torch.full((), p, dtype=wide, device=self.device))
+    trials = exponential_numbers(self.shape, self.device, self.dtype) / rate
     return trials.ceil().clamp(min=1).to(self.dtype)
 
 

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedOp
 from .calls import TensorSpec
-from .rewrites import REWRITES
 
 _CPU = torch.device("cpu")
 
@@ -23,21 +22,25 @@ _SIZES = frozenset(
     {"size", "sizes", "self_sizes", "input_size", "input_sizes", "output_size", "bias_sizes"}
     | {"normalized_shape", "shape", "n", "m", "N", "C", "HxW", "start", "end", "length"}
     | {"num_weights", "repeats", "split_size", "split_sizes", "index", "max_q", "max_k"}
-    | {"low", "high", "num_samples", "last_dim_size", "k"}
+    | {"num_samples", "last_dim_size", "k"}
+)
+# Integers of any sign that only move, count, select or bound elements.
+_SIGNED = frozenset(
+    {"shifts", "pad", "diagonal", "ignore_index", "bins", "steps", "low", "high", "from", "to"}
 )
 # Operators whose numbers choose the code or the sizes of the result.
-_STATIC_NUMBERS = frozenset(
-    {"pow", "float_power", "_foreach_pow"}
-    | {"linalg_vector_norm", "norm", "_foreach_norm", "dist", "renorm", "cdist", "_cdist_forward"}
-    | {"linspace", "logspace", "range", "histc", "special_polygamma", "_pdist_forward"}
-)
+_STATIC_NUMBERS = frozenset({"special_polygamma", "range"})
+# Numbers that have code of their own, by the argument's name: products, roots, comparisons with 0.
+_SPECIAL: dict[str, frozenset[float]] = {
+    "exponent": frozenset({-2, -1, -0.5, 0, 0.5, 1, 2, 3}),
+    **dict.fromkeys(("ord", "p", "norm_type"), frozenset({0, 1, 2})),
+    "beta": frozenset({0}),
+}
+_NONE: frozenset[float] = frozenset()
 # Operators whose integers may be symbols, but not their floats.
 _STATIC_FLOATS = frozenset({"arange"})
-# Numbers that seldom change, whose float32 value would cost accuracy: 1 - 0.999 has 14 bits then.
-_STATIC_NAMES = frozenset({"beta2", "dampening"})
-# Constants until they have changed: `OneCycleLR` and `CyclicLR` give another one with every step.
-_CONSTANT_AT_FIRST = frozenset({"beta1", "momentum"})
-_POWERS_OF_NUMBERS = frozenset({"_foreach_pow.ScalarAndTensor", "pow.Scalar"})  # as Adam has
+# Numbers that seldom change, whose float32 value would cost accuracy: beta2 ** step.
+_STATIC_NAMES = frozenset({"beta2"})
 # Operators that round a number to the tensor's dtype, where most compute in float32 with it.
 _ROUNDING = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
@@ -152,33 +155,35 @@ def symbolic_leaves(
     kwargs: Mapping[str, Any],
     leaves: Sequence[Any],
     like: Sequence[Sequence[Any]] = (),
-) -> frozenset[int]:
-    """The leaves with numbers that can be symbols: where any other value gives the same code.
+) -> dict[int, frozenset[float]]:
+    """The leaves with numbers that can be symbols: where other values give the same code.
 
-    Args:
-        like: the leaves of earlier calls, which tell what changes.
+    A function of the call alone. Where a decomposition asks for a value, its answer is a guard of
+    what was traced. What lowering asks for is known here: the values that each leaf may not have.
     """
+    if _base_name(op) in _STATIC_NUMBERS:
+        return {}
     floats = _floats_allowed(op, leaves, kwargs.get("dtype"))
     sizes = _size_names(op)
-    found = []
+    signed = _SIGNED | {"padding"} if "_pad" in _base_name(op) else _SIGNED
+    found: dict[int, frozenset[float]] = {}
     leaf = 0
     for name, kind, value in _bound(op, args, kwargs):
         for item in tree_leaves(value):
             is_number = "number" in kind or (kind.startswith(("Tensor", "Optional[Tensor")))
-            if _name_of(op) in _POWERS_OF_NUMBERS:
-                is_number = is_number and _has_changed(leaf, item, like)
-            elif _base_name(op) in _STATIC_NUMBERS:
-                is_number = False
-            if type(item) is int and 2 <= item <= MAX_INT and (name in sizes or is_number):
-                found.append(leaf)
-            elif type(item) is float and math.isfinite(item) and floats:
-                written = op in REWRITES and "float" in kind and name not in _STATIC_NAMES
-                if name in _CONSTANT_AT_FIRST:
-                    written = written and item != 0 and _has_changed(leaf, item, like)
-                if is_number or written:
-                    found.append(leaf)
+            special = _SPECIAL.get(name, _NONE)
+            if type(item) is int and -MAX_INT <= item <= MAX_INT:
+                is_size = item >= 2 and name in sizes
+                chosen = is_size or (item not in (0, 1) and (is_number or name in signed))
+            elif type(item) is float and math.isfinite(item):
+                is_float = "float" in kind and name not in _STATIC_NAMES
+                chosen = floats and (is_number or is_float)
+            else:
+                chosen = False
+            if chosen and item not in special:
+                found[leaf] = special
             leaf += 1
-    return frozenset(found)
+    return found
 
 
 # Dimensions of tensors, by their names, whose sizes choose the code: windows are unrolled, a head's
@@ -210,17 +215,6 @@ def size_leaves(
                 fixed += [(leaf, dim) for dim in range(len(item.sizes))[dims[argument]]]
             leaf += 1
     return frozenset(integers), frozenset(fixed)
-
-
-def _has_changed(leaf: int, value: float, like: Sequence[Sequence[Any]]) -> bool:
-    """Whether an earlier call had another number there."""
-    earlier = [leaves[leaf] for leaves in like if leaf < len(leaves)]
-    return any(type(other) is float and other != value for other in earlier)
-
-
-def _name_of(op: OpOverload) -> str:
-    """``name.overload``, without the namespace."""
-    return str(op).removeprefix("aten.")
 
 
 def _base_name(op: OpOverload) -> str:

@@ -66,10 +66,10 @@ class CapturedCall:
     Attributes:
         captured, phase: what `backend.compile_graph` takes.
         arguments: the leaf that each of the graph's arguments is, a tensor or an integer. The graph
-            may have two more. First, if there are ``numbers``: their values, float32 (numbers,).
-            Then, with ``phase.seeds``, random seeds: int32 (seeds, 2).
-        numbers: the leaves whose values are float32 data of the graph, not part of its code.
-        free_numbers: those of them that may have any finite values.
+            may have two more. First, if there are ``numbers``: a vector of float32 with them. Then,
+            with ``phase.seeds``, random seeds: int32 (seeds, 2).
+        numbers: computes the memory of that vector from the leaves; None: there is none.
+        free_numbers: the leaves that may be any finite floats.
         results: the flattened result of the call.
         results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
         mutated: the leaves that the call changes.
@@ -82,7 +82,7 @@ class CapturedCall:
     captured: CapturedGraph
     phase: Phase
     arguments: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: Callable[[Sequence[Any]], bytes] | None
     free_numbers: frozenset[int]
     results: tuple[Result, ...]
     results_spec: TreeSpec

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ...errors import UnsupportedOp
 from ...torch_ops.names import dispatch_name
 from ..complex_numbers.separation import separate_graph
 from ..decompositions.table import decompositions
-from ..tracing import Traced, clean_dispatch, take_seeds, trace
+from ..tracing import Traced, call_with_symbols, clean_dispatch, take_seeds, trace
 from . import device_ops
 from .arguments import (
     as_traced,
@@ -44,6 +44,7 @@ from .arguments import (
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
 from .inputs import Sizes, StaticInputs, SymbolicInputs
 from .memory_formats import laid_out
+from .numbers import computed, expressions_of
 from .rewrites import REWRITES
 
 _ON_HOST = "run it on the host"
@@ -88,8 +89,8 @@ def capture_call(
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
     kinds: list[type] = [int] if dynamic else []
     kinds += [float] if (dynamic if numbers is None else numbers) else []
-    chosen = symbolic_leaves(op, args, kwargs, leaves) if kinds else frozenset()
-    chosen = frozenset(k for k in chosen if type(leaves[k]) in kinds)
+    found = symbolic_leaves(op, args, kwargs, leaves) if kinds else {}
+    chosen = {k: others for k, others in found.items() if type(leaves[k]) in kinds}
     sizes = None
     if dynamic:
         by_magnitude = torch.Tag.pointwise not in op.tags
@@ -126,14 +127,14 @@ class Traceable:
 def capture(
     traceable: Traceable,
     leaves: Sequence[Any],
-    chosen: frozenset[int],
+    chosen: Mapping[int, frozenset[float]],
     native: frozenset[OpOverload],
     sizes: Sizes | None = None,
 ) -> CapturedCall:
     """Captures what is computed from leaves; see `capture_call`.
 
     Args:
-        chosen: the leaves whose numbers are symbols.
+        chosen: the leaves whose numbers are symbols, with the values that these may not have.
         sizes: which sizes are; None: none.
     """
     symbolic = sizes is not None or bool(chosen)
@@ -155,7 +156,7 @@ def capture(
 
 def apply_op(op: OpOverload, positional: Sequence[Any], named: dict[str, Any]) -> Any:
     """The operator as it is traced, on fake tensors."""
-    function = REWRITES.get(op, op)
+    function = REWRITES.get(op) or partial(call_with_symbols, op)
     arguments = with_tensors(op, positional)
     return laid_out(op, arguments, function(*arguments, **without_placement(named)))
 
@@ -196,7 +197,7 @@ def _call(
     if overlap([leaves[k] for k in mutated]):
         raise UnsupportedOp(traceable.name, "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, traceable.gives_leaves)
-    numbers = _take_numbers(traced.module.graph, inputs)
+    places, numbers = _take_numbers(traced.module.graph, inputs)
     seeds = take_seeds(traced.module)
     real = separate_graph(traced.module, _table(native), native)
     phase = Phase(
@@ -206,10 +207,10 @@ def _call(
     offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
     name = f"eager{next(_numbers)}_{traceable.short}"
     return CapturedCall(
-        CapturedGraph(name, real.module, frozenset(), offsets, numbers),
+        CapturedGraph(name, real.module, frozenset(), offsets, places),
         phase,
         taken,
-        tuple(inputs.numbers),
+        numbers,
         inputs.free_numbers,
         results,
         results_spec,
@@ -221,19 +222,24 @@ def _call(
 
 def _take_numbers(
     graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs
-) -> dict[str, tuple[int, int]]:
-    """Adds an argument with the values of symbolic numbers; where each of them is, by symbol."""
-    if not inputs.numbers:
-        return {}
+) -> tuple[dict[str, tuple[int, int]], Callable[[Sequence[Any]], bytes] | None]:
+    """Adds an argument with the numbers that the graph reads; where each of them is, by expression.
+
+    Also what computes them from the leaves, if there are any.
+    """
+    symbols = inputs.leaf_symbols
+    expressions = expressions_of(graph, symbols) if inputs.numbers else ()
+    if not expressions:
+        return {}, None
     arguments = graph.find_nodes(op="placeholder")
     before = arguments[-1].next if arguments else next(iter(graph.nodes))
     with graph.inserting_before(before):
         node = graph.placeholder("numbers")
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(inputs.numbers),), dtype=torch.float32)
+        node.meta["val"] = torch.empty((len(expressions),), dtype=torch.float32)
     position = len(arguments)
-    symbols = (str(value.node.expr) for value in inputs.numbers.values())
-    return {symbol: (position, k) for k, symbol in enumerate(symbols)}
+    places = {str(expr): (position, k) for k, expr in enumerate(expressions)}
+    return places, computed(expressions, symbols)
 
 
 def _check_schema(op: OpOverload) -> None:

@@ -10,8 +10,9 @@ that its guards accept would have been traced alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ class StaticInputs:
         self.numbers: dict[int, torch.SymFloat] = {}
 
     free_numbers: frozenset[int] = frozenset()
+    leaf_symbols: Mapping[str, int] = MappingProxyType({})
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether other leaves are equal; see `exact_match`."""
@@ -103,17 +105,19 @@ class SymbolicInputs:
     def __init__(
         self,
         leaves: Sequence[Any],
-        chosen: frozenset[int],
+        chosen: Mapping[int, frozenset[float]],
         sizes: Sizes | None,
     ) -> None:
         """Makes the inputs.
 
         Args:
             leaves: of the call.
-            chosen: the leaves with numbers that are symbols.
+            chosen: the leaves with numbers that are symbols, with the values that these may not
+                have.
             sizes: which sizes, strides and offsets are symbols; None: all are constants.
         """
         self._all = leaves
+        self._chosen = chosen
         self._sizes = sizes
         self._env = ShapeEnv(
             allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
@@ -134,15 +138,17 @@ class SymbolicInputs:
                 self.values.append(self._tensor(leaf, k))
                 taken.append(k)
             elif k in chosen and type(leaf) is int:
-                self.values.append(self._whole_number(leaf, k))
-                taken.append(k)
+                symbol = self._whole_number(leaf, k)
+                if isinstance(symbol, torch.SymInt):
+                    self.values.append(symbol)
+                    taken.append(k)
             elif k in chosen:
                 self.numbers[k] = self._number(leaf, _LeafSource(k))
         self.leaves = tuple(taken)
         self._constant = [self._constants(k) for k in range(len(leaves))]
 
     def _whole_number(self, value: int, leaf: int) -> Int:
-        """A symbol for an integer argument of at least 2."""
+        """A symbol for an integer argument; of a size one within its class, or a constant."""
         place = _LeafSource(leaf)
         if self._sizes is not None and leaf in self._sizes.integers:
             return self._size(value, place)
@@ -173,7 +179,11 @@ class SymbolicInputs:
     def _symbol(self, value: int, place: _LeafSource) -> torch.SymInt:
         source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
-            value, source, dynamic_dim=kind, do_not_specialize_zero_one=value < 2
+            value,
+            source,
+            dynamic_dim=kind,
+            positive=True if value >= 0 else None,
+            do_not_specialize_zero_one=value in (0, 1),
         )
         self._symbols[str(symbol)] = place
         made = self._env.create_symintnode(symbol, hint=value, source=source)
@@ -213,6 +223,13 @@ class SymbolicInputs:
             products.setdefault(value * spec.sizes[dim], strides[dim] * sizes[dim])
         return [strides[dim] for dim in range(len(sizes))]
 
+    @property
+    def leaf_symbols(self) -> dict[str, int]:
+        """The leaf that each symbol is which stands for one, and not for a part of it."""
+        parts = {name for name, found in self._classes.items() if found.unit > 1}
+        leaves = {name: place.leaf for name, place in self._symbols.items() if not place.field}
+        return {name: leaf for name, leaf in leaves.items() if name not in parts}
+
     # ---- guards
 
     @property
@@ -221,11 +238,14 @@ class SymbolicInputs:
         # By name: a symbol that was compared with a constant has that constant as its expression.
         assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}
         places = {place.leaf for name, place in self._symbols.items() if name not in assumed}
-        return frozenset(places & self.numbers.keys())
+        return frozenset(k for k in places & self.numbers.keys() if not self._chosen[k])
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""
-        readers = [_reader_of(place, self._classes.get(n)) for n, place in self._symbols.items()]
+        readers = [
+            _reader_of(place, self._classes.get(name), place.read(self._all))
+            for name, place in self._symbols.items()
+        ]
         derived = [place for place, _ in self._derived]
         condition, strides = self._compiled()
         constant = self._constant
@@ -258,8 +278,8 @@ class SymbolicInputs:
         """Whether another leaf agrees with what is not a symbol in one of ours."""
         own = self._all[leaf]
         if leaf in self.numbers or leaf in {p.leaf for p in self._symbols.values() if not p.field}:
-            kind = type(own)
-            return lambda other: type(other) is kind
+            kind, special = type(own), self._chosen[leaf]
+            return lambda other: type(other) is kind and other not in special
         if not isinstance(own, TensorSpec):
             wanted = key_of(own)
             return lambda other: bool(key_of(other) == wanted)
@@ -298,9 +318,13 @@ def _reader(place: _LeafSource) -> Callable[[TensorSpec], int]:
 
 
 def _reader_of(
-    place: _LeafSource, known: SizeClass | None
+    place: _LeafSource, known: SizeClass | None, own: float
 ) -> Callable[[Sequence[Any]], int | float | None]:
-    """Reads the value that a symbol stands for; None where it cannot stand for what is there."""
+    """Reads the value that a symbol stands for; None where it cannot stand for what is there.
+
+    Of integers that are no sizes, 0 and 1 are never symbols, negative ones are a class of their
+    own, and all fit into a kernel's parameter. Floats are finite.
+    """
 
     def read(leaves: Sequence[Any]) -> int | float | None:
         value = place.read(leaves)
@@ -308,7 +332,8 @@ def _reader_of(
             return value if math.isfinite(value) else None
         if known is not None:
             return known.count(value) if value <= MAX_INT else None
-        return value if 2 <= value <= MAX_INT else None
+        alike = -MAX_INT <= value < 0 if own < 0 else 2 <= value <= MAX_INT
+        return value if alike else None
 
     return read
 

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from ..decompositions import fused_optimizers
 from ..decompositions.fused_optimizers import wide
+from ..tracing import call_with_symbols
 
 aten = torch.ops.aten
 
@@ -38,14 +39,18 @@ def native_batch_norm(
     if running_mean is None or running_var is None:
         if not training:
             raise RuntimeError("batch norm needs running statistics in evaluation mode")
-        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+        op = aten._native_batch_norm_legit.no_stats
+        return call_with_symbols(op, input, weight, bias, training, momentum, eps)
+    running = running_mean, running_var
     if not training:
-        return aten._native_batch_norm_legit_no_training.default(
-            input, weight, bias, running_mean, running_var, momentum, eps
-        )
-    return aten._native_batch_norm_legit.default(
-        input, weight, bias, running_mean, running_var, training, momentum, eps
+        op = aten._native_batch_norm_legit_no_training.default
+        return call_with_symbols(op, input, weight, bias, *running, momentum, eps)
+    op = aten._native_batch_norm_legit_functional.default
+    *results, mean, variance = call_with_symbols(
+        op, input, weight, bias, *running, training, momentum, eps
     )
+    _assign(running, (mean, variance))
+    return tuple(results)
 
 
 def native_batch_norm_out(

@@ -66,9 +66,10 @@ def capture_sequence(
     Raises:
         UnsupportedOp: the calls cannot be traced.
     """
-    chosen: set[int] = set()
+    chosen: dict[int, frozenset[float]] = {}
     for call in calls:
-        chosen |= _symbols(call, leaves, like)
+        for leaf, others in _symbols(call, leaves, like).items():
+            chosen[leaf] = chosen.get(leaf, others) | others
 
     def apply(filled: Sequence[Any]) -> list[Any]:
         made: list[Any] = []
@@ -85,11 +86,13 @@ def capture_sequence(
 
     name = f"the {len(calls)} operators from {calls[0].op} to {calls[-1].op}"
     short = f"{len(calls)}_from_{calls[0].op._schema.name.split('::')[-1]}"
-    return capture(Traceable(name, short, apply, True, False), leaves, frozenset(chosen), native)
+    return capture(Traceable(name, short, apply, True, False), leaves, chosen, native)
 
 
-def _symbols(call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[Any]]) -> set[int]:
-    """The leaves whose numbers may be any to a call."""
+def _symbols(
+    call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[Any]]
+) -> dict[int, frozenset[float]]:
+    """The leaves whose numbers may be any to a call, but for some values."""
     given = list(call.args), dict(call.kwargs)
     places = tree_leaves(given)
 
@@ -103,5 +106,8 @@ def _symbols(call: SequenceCall, leaves: Sequence[Any], like: Sequence[Sequence[
     found = symbolic_leaves(
         call.op, args, kwargs, tree_leaves((args, kwargs)), [at(earlier) for earlier in like]
     )
-    chosen = {places[k].position for k in found if isinstance(places[k], Leaf)}
-    return {k for k in chosen if type(leaves[k]) is float}
+    return {
+        places[k].position: others
+        for k, others in found.items()
+        if isinstance(places[k], Leaf) and type(leaves[places[k].position]) is float
+    }

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -219,9 +218,8 @@ class CompiledOp:
     def run(self, leaves: list[Any]) -> Any:
         """The call's results."""
         values = [leaves[k] for k in self._arguments]
-        if self._numbers:
-            numbers = [leaves[k] for k in self._numbers]
-            values.append(np.array(numbers, np.float32).tobytes())
+        if self._numbers is not None:
+            values.append(self._numbers(leaves))
         if self._seeds:
             generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
             values.append(draw_seeds(self._graph.index, self._seeds, generator))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ aten = torch.ops.aten
 _fused = aten._scaled_dot_product_fused_attention_overrideable
 _UNUSED = torch.empty((), dtype=torch.int64, device="cpu")
 _MATH = torch._C._SDPBackend.MATH.value
+_AT_ONCE = 16  # tensors that are joined by one kernel
 
 
 def scaled_dot_product_attention(
@@ -136,6 +138,29 @@ def batch_norm_gather_stats_with_counts(
         unbiased = variance * (total / (total - 1))
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return overall, torch.rsqrt(variance + eps)
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.cat``, of many tensors by groups.
+
+    A kernel is for a number of tensors, so that a list that grows would compile one at each length.
+    """
+    return _joined(aten.cat.default, tensors, dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.stack``, as `cat`."""
+    return _joined(aten.stack.default, tensors, dim)
+
+
+def _joined(op: torch._ops.OpOverload, tensors: Sequence[Tensor], dim: int) -> Tensor:
+    if len(tensors) > _AT_ONCE and len({tensor.dtype for tensor in tensors}) == 1:
+        groups = [tensors[k : k + _AT_ONCE] for k in range(0, len(tensors), _AT_ONCE)]
+        # What PyTorch says of tensors that do not fit is said of all of them, below.
+        with suppress(RuntimeError, IndexError):
+            return cat([run(op, group, dim) for group in groups], dim)
+    joined: Tensor = run(op, tensors, dim)
+    return joined
 
 
 def randperm_out(n: int, *, generator: torch.Generator | None, out: Tensor) -> Any:

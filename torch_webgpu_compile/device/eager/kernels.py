@@ -69,6 +69,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_copy_from": copies.copy_from,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
+    "cat": composed.cat,
+    "stack": composed.stack,
     "randperm.generator_out": composed.randperm_out,
     "_ctc_loss": composed.ctc_loss,
     "_ctc_loss_backward": composed.ctc_loss_backward,

@@ -1,0 +1,79 @@
+"""The numbers that a graph's kernels read: what it computes of the call's own, on the host.
+
+``1 - beta`` or ``1 / (1 - p)`` are computed once per call in float64, as PyTorch's kernels do
+before they start, and rounded to float32 only then.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx import Graph
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.printers import PythonPrinter
+
+
+def expressions_of(graph: Graph, symbols: Mapping[str, int]) -> tuple[sympy.Expr, ...]:
+    """The largest expressions of floats in a graph's arguments that are of these symbols only."""
+    found: dict[sympy.Expr, None] = {}
+    for node in graph.nodes:
+        divides = "aten.upsample" in str(node.target) or "aten._upsample" in str(node.target)
+        for leaf in tree_leaves((node.args, node.kwargs)):
+            if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+                # Interpolation multiplies by one over its scale.
+                read = 1.0 / leaf if divides and isinstance(leaf, torch.SymFloat) else leaf
+                _add(read.node.expr, symbols, found)
+    return tuple(found)
+
+
+def _add(expr: sympy.Expr, symbols: Mapping[str, int], found: dict[sympy.Expr, None]) -> None:
+    free = expr.free_symbols
+    has_floats = any(not symbol.is_integer for symbol in free)
+    is_number = isinstance(expr, sympy.Expr)  # not a comparison of numbers
+    if has_floats and is_number and symbols.keys() >= set(map(str, free)):
+        found.setdefault(expr)
+        return
+    for argument in expr.args if has_floats else ():
+        _add(argument, symbols, found)
+
+
+def computed(
+    expressions: Sequence[sympy.Expr], symbols: Mapping[str, int]
+) -> Callable[[Sequence[Any]], bytes]:
+    """What computes expressions from the leaves of a call: their values, float32.
+
+    Args:
+        symbols: the leaf that each symbol is.
+    """
+    printer = _Printer(symbols)
+    text = f"lambda leaves: ({''.join(printer.doprint(e) + ', ' for e in expressions)})"
+    compute = eval(text, {"math": math, "torch": torch})
+    compute_ieee = eval(text, {"math": np, "torch": torch})
+    pack = struct.Struct(f"={len(expressions)}f").pack
+
+    def values(leaves: Sequence[Any]) -> bytes:
+        try:
+            return pack(*compute(leaves))
+        except (ArithmeticError, ValueError):  # Python raises where IEEE 754 has an infinity or NaN
+            with np.errstate(all="ignore"):
+                wide = [np.float64(x) if type(x) is float else x for x in leaves]
+                return np.array(compute_ieee(wide), np.float32).tobytes()
+
+    return values
+
+
+class _Printer(PythonPrinter):
+    """Writes symbols as what they are among the leaves."""
+
+    def __init__(self, symbols: Mapping[str, int]) -> None:
+        super().__init__()
+        self._symbols_by_name = symbols
+
+    def _print_Symbol(self, expr: sympy.Symbol) -> str:
+        return f"leaves[{self._symbols_by_name[str(expr)]}]"
