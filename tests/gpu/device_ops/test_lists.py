@@ -16,6 +16,23 @@ from torch_webgpu_compile.device.eager import lists
 SHAPES = [(3,), (4, 4), (), (2, 0), (5, 1)]
 
 
+class Step(torch.optim.Optimizer):
+    """A step that does what it is told: calls are gathered in it."""
+
+    def __init__(self, function):
+        super().__init__([nn.Parameter(torch.zeros(1))], {})
+        self.function = function
+
+    @torch.no_grad()
+    def step(self, *arguments):
+        return self.function(*arguments)
+
+
+def in_step(function):
+    """The function, in an optimizer's step."""
+    return Step(function).step
+
+
 def tensors(device, value=1.0, shapes=SHAPES):
     return [torch.full(shape, value + k, device=device) for k, shape in enumerate(shapes)]
 
@@ -48,20 +65,20 @@ def test_results_that_are_needed_later():
         torch._foreach_neg_(ys)
         return xs, ys, roots[1:], sums
 
-    with torch.no_grad():
-        for _ in range(3):  # what nobody has any more is used again
-            compare(f)
+    for _ in range(3):  # what nobody has any more is used again
+        compare(in_step(f))
 
 
 def test_results_are_not_used_again_while_somebody_has_them():
     kept = []
-    with torch.no_grad():
-        for k in range(4):
-            xs = tensors(DEVICE, float(k))
-            made = torch._foreach_exp(torch._foreach_mul(xs, 0.5))
-            kept.append(made[0] if k % 2 else made[0].view(-1)[:2])
-            del made
-            torch.webgpu.synchronize()
+
+    def f(k):
+        xs = tensors(DEVICE, float(k))
+        made = torch._foreach_exp(torch._foreach_mul(xs, 0.5))
+        kept.append(made[0] if k % 2 else made[0].view(-1)[:2])
+
+    for k in range(4):
+        in_step(f)(k)
     for k, found in enumerate(kept):
         torch.testing.assert_close(found.cpu(), torch.full(found.shape, 0.5 * k).exp())
 
@@ -88,8 +105,7 @@ def test_what_is_done_in_between_counts():
         xs[4].t_()
         return xs, ys, old
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_lists_that_are_like_earlier_ones_until_they_change():
@@ -114,8 +130,7 @@ def test_lists_that_are_like_earlier_ones_until_they_change():
             xs[0].sum().item()  # all that was gathered has run
         return xs, ys
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 @pytest.mark.parametrize("count", [3, 12])
@@ -137,8 +152,7 @@ def test_lists_that_lie_otherwise_between_two_calls(count):
             found += [x.clone() for x in xs]
         return found
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_shared_memory():
@@ -152,8 +166,7 @@ def test_shared_memory():
         torch._foreach_mul_(twice, 3.0)
         return x, twice
 
-    with torch.no_grad():
-        compare(f, host=None)
+    compare(in_step(f), host=None)
 
 
 def test_lists_with_common_tensors():
@@ -166,27 +179,34 @@ def test_lists_with_common_tensors():
         torch._foreach_add_([*made[:2], *xs[2:]], 1.0)
         return xs, made
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_a_call_that_is_refused_leaves_the_others():
     xs, ys = tensors(DEVICE, shapes=[(3,), (2, 2)]), tensors(DEVICE, shapes=[(3,), (3, 3)])
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         with pytest.raises(RuntimeError, match="must match the size of tensor"):
             torch._foreach_mul_(xs, ys)
         torch._foreach_add_(xs, 1.0)
+
+    f()
     assert [x.flatten()[0].item() for x in xs] == [3.0, 4.0]
 
 
 def test_versions_are_counted_at_once():
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     y = x.square()
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_mul_([x], 2.0)
         torch._foreach_add_([x], 1.0)
-    assert x._version == 2
+        assert x._version == 2
+
+    f()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     assert x._version == 2
@@ -194,13 +214,16 @@ def test_versions_are_counted_at_once():
 
 def test_numbers_are_data():
     xs = tensors(DEVICE)
-    with torch.no_grad():
-        for k in range(4):
-            if k == 1:
-                counters.reset()
-            torch._foreach_mul_(xs, 1.0 + k)
-            torch._foreach_add_(xs, [0.5 * k + j for j in range(len(xs))])
-            torch.webgpu.synchronize()
+
+    @in_step
+    def f(k):
+        torch._foreach_mul_(xs, 1.0 + k)
+        torch._foreach_add_(xs, [0.5 * k + j for j in range(len(xs))])
+
+    for k in range(4):
+        if k == 1:
+            counters.reset()
+        f(k)
     assert counters.plans_compiled == 0
     expected = torch.tensor(1.0)
     for k in range(4):
@@ -216,8 +239,7 @@ def test_16_bits_are_rounded_by_each_operator(dtype):
         torch._foreach_add_(xs, torch._foreach_sqrt(xs))
         return xs
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_other_modes_and_threads():
@@ -228,30 +250,37 @@ def test_other_modes_and_threads():
     assert inside[0][0].item() == 4.0
     xs = tensors(DEVICE)
     found = []
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         torch._foreach_mul_(xs, 2.0)
-    thread = threading.Thread(target=lambda: found.append(xs[0][0].item()))
-    thread.start()
-    thread.join()
+        thread = threading.Thread(target=lambda: found.append(xs[0][0].item()))
+        thread.start()
+        thread.join()
+
+    f()
     assert found == [4.0]
 
 
 def test_an_interrupt_loses_nothing(monkeypatch):
     xs = tensors(DEVICE)
-    real = lists.compile_sequence
+    real = lists.compile_lists
 
     def interrupted(*arguments):
-        monkeypatch.setattr(lists, "compile_sequence", real)
+        monkeypatch.setattr(lists, "compile_lists", real)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lists, "_roots", {})
-    monkeypatch.setattr(lists, "compile_sequence", interrupted)
-    with torch.no_grad():
+    monkeypatch.setattr(lists, "compile_lists", interrupted)
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         torch._foreach_mul_(xs, 2.0)
-        with pytest.raises(KeyboardInterrupt):
-            torch.webgpu.synchronize()
+
+    with pytest.raises(KeyboardInterrupt):
+        f()
     assert xs[0][0].item() == 4.0
 
 

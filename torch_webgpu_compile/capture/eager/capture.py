@@ -41,7 +41,7 @@ from .arguments import (
     without_placement,
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
-from .inputs import StaticInputs, SymbolicInputs
+from .inputs import LaneInputs, StaticInputs, SymbolicInputs
 from .memory_formats import laid_out
 from .rewrites import REWRITES
 
@@ -129,17 +129,21 @@ def capture(
     *,
     dynamic: bool = False,
     like: Sequence[Sequence[Any]] = (),
+    length: int = 0,
 ) -> CapturedCall:
     """Captures what is computed from leaves; see `capture_call`.
 
     Args:
         chosen: the leaves whose numbers are symbols.
+        length: a first size that is one symbol, for all tensors that have it; see `LaneInputs`.
     """
-    symbolic = dynamic or bool(chosen)
+    symbolic = dynamic or bool(chosen) or bool(length)
     inputs: StaticInputs | SymbolicInputs
     try:
         with clean_dispatch(symbolic=symbolic):
-            if symbolic:
+            if length:
+                inputs = LaneInputs(leaves, chosen, length)
+            elif symbolic:
                 inputs = SymbolicInputs(leaves, chosen, dynamic, like if dynamic else ())
             else:
                 inputs = StaticInputs(leaves)
