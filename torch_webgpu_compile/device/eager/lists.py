@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import invert
 from typing import Any
@@ -60,6 +60,13 @@ _USES = next(map(_use_count, [torch.empty(0)]))
 
 _lock = threading.RLock()
 
+# `storages.Likeness` knows tensors by their keys of dispatch as well, of which those that PyTorch
+# has gone through are not left: more of an operator that changes its arguments than of others.
+_below_autograd = partial(
+    torch._C._ExcludeDispatchKeyGuard,
+    torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView),
+)
+
 
 class _DifferentError(Exception):
     """A call cannot be a part of the sequence."""
@@ -76,7 +83,7 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     is_gathered = steps.is_within() and not torch.is_grad_enabled()
     if not is_gathered:
         settle()
-    with _lock:
+    with _lock, _below_autograd():
         for _ in range(2):
             try:
                 sequence = _begin(args) if _current is None else _current
@@ -101,7 +108,7 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 def _run_current() -> None:
     """Runs what was remembered."""
     global _current
-    with _lock:
+    with _lock, _below_autograd():
         sequence, _current = _current, None
         try:
             if sequence is not None:
