@@ -254,7 +254,8 @@ class _Builder:
 
     def lane(self) -> Lane:
         """The lane."""
-        return Lane(*(tuple(self._found[kind]) for kind in _KINDS), calls=tuple(self._calls))
+        own, shared, of_all, of_each, made = (tuple(self._found[kind]) for kind in _KINDS)
+        return Lane(own, shared, of_all, of_each, made, tuple(self._calls))
 
 
 # ---- what they compute

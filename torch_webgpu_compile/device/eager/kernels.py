@@ -100,6 +100,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
     "index.Tensor": data_dependent.index,
     "_index_put_impl_": data_dependent.index_put_impl_,
+    "_amp_foreach_non_finite_check_and_unscale_": composed.non_finite_check_and_unscale_,
     **ranges.kernels(),
     **random_checks.KERNELS,
     **transformer_encoder.KERNELS,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from operator import invert
@@ -469,10 +470,11 @@ class _Sequence:
         def as_leaf(number: _Number) -> Leaf:
             return Leaf(first + number.position)
 
-        calls = [
-            SequenceCall(c.op, *tree_map_only(_Number, as_leaf, (c.args, c.kwargs)), c.made)
-            for c in self._node.calls
-        ]
+        def with_leaves(call: SequenceCall) -> SequenceCall:
+            args, kwargs = tree_map_only(_Number, as_leaf, (call.args, call.kwargs))
+            return replace(call, args=args, kwargs=kwargs)
+
+        calls = list(map(with_leaves, self._node.calls))
         layouts = chain(*(node.results or () for node, _ in self._made))
         made = [TensorSpec(*layout) for layout in layouts]
         with torch._C._DisableAutocast():
