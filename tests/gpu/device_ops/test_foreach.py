@@ -247,7 +247,7 @@ KEYWORDS |= {"amsgrad": False, "maximize": False}
 
 def test_a_fused_step_is_few_dispatches():
     limit = device_in_use().target.max_storage_buffers
-    params = [nn.Parameter(torch.randn(k + 1, 4).to(DEVICE)) for k in range(24)]
+    params = [nn.Parameter(torch.randn(k + 2, 4).to(DEVICE)) for k in range(24)]
     optimizer = torch.optim.AdamW(params, fused=True)
     for _ in range(3):
         for p in params:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.device_checks import DEVICE, compare
-from tests.providers import require_bindings
+from tests.providers import device_in_use, require_bindings
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.eager import lists
 
@@ -282,6 +282,115 @@ def test_an_interrupt_loses_nothing(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         f()
     assert xs[0][0].item() == 4.0
+
+
+# With keywords that need more of the operators on lists than the defaults.
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "AdamW": {"amsgrad": True, "maximize": True},
+    "Adam": {"capturable": True},
+    "NAdam": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adagrad": {"lr_decay": 0.1},
+    "Adadelta": {},
+    "Adamax": {},
+    "Adafactor": {"foreach": True},
+}
+WIDTHS = [(3,), (4, 4), (6, 2), (1,), (), (40,)] * 3
+
+
+def trained(name, is_read):
+    """Parameters after steps, after some of which somebody reads; what was compiled for them."""
+    torch.manual_seed(0)
+    shapes = [s for s in WIDTHS if len(s) == 2] if name == "Adafactor" else WIDTHS
+    params = [nn.Parameter(torch.randn(shape).to(DEVICE)) for shape in shapes]
+    optimizer = getattr(torch.optim, name)(params, lr=0.1, **OPTIMIZERS[name])
+    for p in params:
+        p.grad = torch.randn(p.shape).to(DEVICE)
+    counters.reset()
+    for k in range(8):
+        optimizer.step()
+        if is_read(k):
+            params[0].detach().cpu()
+    torch.webgpu.synchronize()
+    return [p.detach().cpu() for p in params], (counters.plans_compiled, counters.dispatches)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_who_reads_when_decides_nothing(name):
+    """Steps that nobody reads would be ever longer sequences, and sums of others be rounded."""
+    trained(name, lambda k: True)
+    unread, first = trained(name, lambda k: False)
+    read, second = trained(name, lambda k: k in (0, 3, 4))
+    assert first == second
+    assert first[0] == 0
+    for one, other in zip(unread, read, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_lists_of_any_length_and_shape_are_compiled_once():
+    def step(shapes):
+        params = [nn.Parameter(torch.ones(shape, device=DEVICE)) for shape in shapes]
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer = torch.optim.SGD(params, lr=0.25, weight_decay=0.5, maximize=True)
+        counters.reset()
+        optimizer.step()
+        return params
+
+    room = min(32, device_in_use().target.max_storage_buffers // 2)
+    step([(4, 9)] * 67)
+    for shapes in ([(12, 2), (60,), (3, 2, 2)] * 20, [(8, k + 1) for k in range(90)]):
+        params = step(shapes)
+        # A kernel is for as many entries as it has room for; what is left over is fewer.
+        assert counters.kernels_compiled <= 1
+        assert counters.dispatches == -(-len(shapes) // room)
+        for p in params[::17]:
+            torch.testing.assert_close(p.cpu(), torch.full(p.shape, 1.125))
+
+
+def test_calls_outside_of_a_step_are_not_gathered():
+    """Nor are they after a step that has failed."""
+    params = [nn.Parameter(torch.ones(3, device=DEVICE))]
+
+    def failing():
+        raise ValueError("no loss")
+
+    with pytest.raises(ValueError, match="no loss"):
+        torch.optim.SGD(params).step(failing)
+    xs = tensors(DEVICE, shapes=[(3,), (5,)])
+    with torch.no_grad():
+        torch._foreach_add_(xs, 1.0)
+        torch.webgpu.synchronize()
+        counters.reset()
+        for _ in range(3):
+            torch._foreach_add_(xs, 1.0)
+        assert counters.dispatches == 3
+    assert xs[0][0].item() == 5.0
+
+
+def test_groups_of_parameters_are_compiled_alike():
+    """A step of many groups is no sequence that is cut anywhere."""
+
+    def step(groups):
+        params = [[torch.ones(8, k + 2, device=DEVICE) for k in range(3)] for _ in range(groups)]
+        for group in params:
+            for p in group:
+                p.grad = torch.ones_like(p)
+        options = [{"params": group, "lr": 0.5**k} for k, group in enumerate(params)]
+        torch.optim.RMSprop(options, momentum=0.5, centered=True).step()
+        return params
+
+    step(1)
+    counters.reset()
+    params = step(9)
+    torch.webgpu.synchronize()
+    assert counters.kernels_compiled == 0
+    expected = torch.ones(1)
+    expected.grad = torch.ones(1)
+    torch.optim.RMSprop([expected], lr=0.25, momentum=0.5, centered=True).step()
+    torch.testing.assert_close(params[2][1].cpu(), expected.expand(8, 3))
 
 
 def test_memory_is_given_back():

@@ -183,14 +183,11 @@ def non_finite_check_and_unscale_(
     """
     full = [grad for grad in grads if grad.numel()]
     if any(grad.dtype not in (torch.float32, torch.float64) for grad in full):
-        return run(
-            aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale
-        )
-    if full:
+        run(aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale)
+    elif full:
         largest = torch.stack(lists.run(aten._foreach_norm.Scalar, full, float("inf")))
         found_inf.copy_(found_inf.maximum(~largest.isfinite().all()))
         lists.run(aten._foreach_mul_.Tensor, full, inv_scale.reshape(()))
-    return None
 
 
 def foreach_kernels() -> dict[str, Callable[..., Any]]:

@@ -44,9 +44,8 @@ from .compiled_lists import compile_lists
 from .compiled_op import CompiledOp, specs_of
 from .list_layouts import EXACT, Description, KnownList, Layouts
 
-_MOST_CALLS = 64
-_MANY_CALLS = 32  # after so many, a call that has no tensor of theirs begins another sequence
-_MOST_NODES = 1 << 12
+_MOST_CALLS = 1 << 12
+_MOST_NODES = 1 << 14
 _MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
 
 _none_yet = EmptiedBuffer(
@@ -129,7 +128,9 @@ class _Node:
     """What is known of the sequences that begin with the same calls.
 
     Attributes:
-        calls: with `Leaf`s and `Made`s in place of tensors and numbers.
+        before: the node of the calls before the last one; None at the root.
+        call: the last one, with `Leaf`s and `Made`s in place of tensors and numbers.
+        count: how many calls there are.
         results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
         spare: such tensors of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
@@ -137,20 +138,36 @@ class _Node:
         programs: what was compiled, by the positions of the made tensors that are needed later.
     """
 
-    __slots__ = ("_made", "calls", "children", "described", "programs", "results", "spare")
+    __slots__ = (
+        *("_made", "before", "call", "children", "count"),
+        *("described", "programs", "results", "spare"),
+    )
 
     def __init__(
         self,
-        calls: tuple[SequenceCall, ...] = (),
+        before: _Node | None = None,
+        call: SequenceCall | None = None,
         results: Sequence[tuple[Any, ...]] | None = None,
     ) -> None:
-        self.calls = calls
+        self.before = before
+        self.call = call
+        self.count = 0 if before is None else before.count + 1
         self.results = results
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.described: dict[tuple[Any, ...], tuple[storages.Likeness, Description]] = {}
         self.programs: dict[tuple[int, ...], list[_Program]] = {}
         self._made: tuple[storages.Likeness | None, Description] | None = None
+
+    @property
+    def calls(self) -> list[SequenceCall]:
+        """All calls, in order."""
+        found = []
+        node: _Node | None = self
+        while node is not None and node.call is not None:
+            found.append(node.call)
+            node = node.before
+        return found[::-1]
 
     def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, Description]:
         """What the results of the last call are like, which are the same in all sequences."""
@@ -230,11 +247,10 @@ class _Sequence:
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._addresses: dict[int, int] = {}  # of the same
         self._lists: dict[tuple[int, ...], KnownList] = {}
-        self._is_known = False  # whether the call that is added has a tensor of an earlier one
         self._is_alone = False  # whether no call may follow
 
     def __len__(self) -> int:
-        return len(self._node.calls)
+        return self._node.count
 
     # ---- calls
 
@@ -250,7 +266,6 @@ class _Sequence:
         """
         if self._is_alone:
             raise _DifferentError
-        self._is_known = False
         key: list[Any] = [op]
         new: list[Tensor] = []
         numbers: list[float] = []
@@ -260,8 +275,6 @@ class _Sequence:
         for name, value in kwargs.items():
             key.append(name)
             self._describe(value, key, new, numbers)
-        if len(self) >= _MANY_CALLS and not self._is_known:
-            raise _DifferentError
         edge = tuple(key)
         node = self._node.children.get(edge)
         if node is None:
@@ -318,14 +331,13 @@ class _Sequence:
         if known is not None:
             if not known.lies(tensors):
                 raise _DifferentError
-            self._is_known = True
             key.append(~known.number)  # a list of numbers has its length there
             return
         everything, is_new = tensors, True
         if not self._places.keys().isdisjoint(identities):
             places = tuple(map(self._places.get, identities))
             key.append(places)
-            is_new, self._is_known = False, True
+            is_new = False
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         starts = storages.starts_of(addresses)
@@ -396,7 +408,7 @@ class _Sequence:
 
         placed, named = tree_map(place, (args, kwargs))
         made = 0 if results is None else len(results)
-        return _Node((*self._node.calls, SequenceCall(op, placed, named, made)), results)
+        return _Node(self._node, SequenceCall(op, placed, named, made), results)
 
     def _make(self, layouts: Sequence[tuple[Any, ...]]) -> list[Tensor]:
         """Tensors without memory."""
