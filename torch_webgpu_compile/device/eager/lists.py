@@ -151,7 +151,7 @@ class _Node:
     ) -> None:
         self.before = before
         self.call = call
-        self.count = 0 if before is None else before.count + 1
+        self.count: int = 0 if before is None else before.count + 1
         self.results = results
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
