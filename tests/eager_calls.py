@@ -83,7 +83,7 @@ def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False)
         for k in call.arguments
     ]
     if call.numbers is not None:
-        arguments.append(np.frombuffer(call.numbers(leaves), np.float32))
+        arguments.append(np.frombuffer(call.numbers.compute(leaves), np.float32))
     if call.phase.seeds:
         arguments.append(np.arange(1, 2 * call.phase.seeds + 1, dtype=np.int32).reshape(-1, 2))
     arrays = interpret(graph, arguments, host_callback(graph), symbol_values(graph, call, leaves))

@@ -25,6 +25,7 @@ from .errors import VerificationError, WebGPUCompileError, too_large
 from .inspection import debug
 from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Program, Schedule
+from .ir.lanes import Lanes
 from .ir.nodes import HostCall, outputs_of
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
@@ -42,6 +43,7 @@ from .planner.match import verify_match
 from .scheduler.grouping.fusion import Grouping, fuse, open_groups
 from .scheduler.grouping.in_place import share_memory
 from .scheduler.grouping.joint import join_small_kernels
+from .scheduler.grouping.lanes import side_by_side
 from .scheduler.grouping.maps import join_connected_maps, join_foreach, join_small_maps
 from .scheduler.grouping.order import order_groups, verify_grouping
 from .scheduler.grouping.products import join_pairs, join_siblings
@@ -74,6 +76,7 @@ class Compilation:
         captured, phase: what is compiled.
         target, options: for what, and how.
         tune: measures kernels on the GPU, if that is wanted.
+        lanes: what the graph is one of, if it is one of many.
         results: what each pass so far gave, by the pass's name.
         seconds: how long each pass and the verification of its result took, by the pass's name.
         fallbacks: operators that run on the host.
@@ -86,6 +89,7 @@ class Compilation:
     target: Target
     options: CompileOptions
     tune: Tune | None = None
+    lanes: Lanes | None = None
     results: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
@@ -206,6 +210,15 @@ def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
     )
 
 
+def _share_memory(grouping: Grouping, state: Compilation) -> Grouping:
+    return share_memory(grouping, of_many=state.lanes is not None)
+
+
+def _side_by_side(schedule: Schedule, state: Compilation) -> Schedule:
+    lanes = state.lanes
+    return schedule if lanes is None else side_by_side(schedule, lanes, state.target)
+
+
 def _generate(program: Program[Schedule], state: Compilation) -> Program[Kernels]:
     def made(schedule: Schedule) -> Kernels:
         if state.tune is not None and not state.options.deterministic:
@@ -319,11 +332,12 @@ PASSES: tuple[Pass, ...] = (
     # What shares a kernel.
     Pass("open_groups", GRAPHS, GROUPS, _each(_on_target(open_groups)), fusion=False),
     Pass("fuse", GRAPHS, GROUPS, _each(_on_target(fuse)), fusion=True),
-    Pass("share_memory", GROUPS, GROUPS, _each(_alone(share_memory))),
+    Pass("share_memory", GROUPS, GROUPS, _each(_share_memory)),
     Pass("order_groups", GROUPS, SCHEDULES, _each(_alone(order_groups))),
     Pass("join_connected_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_connected_maps)), True),
     Pass("join_foreach", SCHEDULES, SCHEDULES, _each(_on_target(join_foreach)), True),
     Pass("join_small_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_small_maps)), True),
+    Pass("side_by_side", SCHEDULES, SCHEDULES, _each(_side_by_side), needed=True),
     Pass("join_pairs", SCHEDULES, SCHEDULES, _each(_on_target(join_pairs)), True),
     Pass("join_siblings", SCHEDULES, SCHEDULES, _each(_on_target(join_siblings)), True),
     Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
@@ -356,6 +370,7 @@ def compile_graph(
     options: CompileOptions,
     use_cache: bool = True,
     tune: Tune | None = None,
+    lanes: Lanes | None = None,
 ) -> Compilation:
     """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
 
@@ -364,6 +379,8 @@ def compile_graph(
         target, options: for what, and how.
         use_cache: whether a plan compiled before will do.
         tune: measures kernels on the GPU; without it they are chosen by what is known.
+        lanes: what the graph is one of: the plan is that of several, see `side_by_side`, and not
+            that of the graph, for which the cache would take it.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
@@ -373,10 +390,10 @@ def compile_graph(
             under ``fallback="error"``.
     """
     target = machines.measured_target(target, options)
-    state = Compilation(captured, phase, target, options, tune)
+    state = Compilation(captured, phase, target, options, tune, lanes)
     show = debug.Shower(captured.name, options)
     show("fx", lambda: debug.fx_text(captured))
-    return _run(passes(options), state, show, use_cache)
+    return _run(passes(options), state, show, use_cache and lanes is None)
 
 
 def _run(

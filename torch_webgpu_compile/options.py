@@ -63,6 +63,7 @@ DEBUG_STAGES = (
     "join_connected_maps",
     "join_foreach",
     "join_small_maps",
+    "side_by_side",
     "join_pairs",
     "join_siblings",
     "join_small_kernels",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from ..symbolic.sizes import product
+from ..symbolic.sizes import ZERO, product
 from .buffers import Buffer
 from .graph import MapGroup
 from .scalar import Call, Checked, Const, Index, Load, Masked, Op, walk
@@ -29,12 +29,11 @@ class Canonical:
 def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical | None:
     """The form of a map group, or None if it cannot share statements with other groups.
 
-    None for a group of symbolic or no size, and for one whose members use an index as a value,
-    gather at indices from data, load under a condition or reduce: these depend on more than the
-    numbers that are loaded.
+    None for a group of no size, and for one whose members use an index as a value, gather at
+    indices from data, load under a condition or reduce: these depend on more than the numbers that
+    are loaded.
     """
-    numel = product(group.ranges)
-    if not numel.is_constant or numel.constant == 0:
+    if product(group.ranges) is ZERO:
         return None
     numbers: dict[object, int] = {}
     entries: list[Hashable] = []

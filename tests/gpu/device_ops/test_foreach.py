@@ -117,7 +117,7 @@ def test_counters_are_one_dispatch():
 
 def test_dispatches_of_an_operator():
     limit = device_in_use().target.max_storage_buffers
-    shapes = [(k % 7 + 1, 4 * (k % 5 + 1)) for k in range(40)]
+    shapes = [(k % 7 + 2, 4 * (k % 5 + 1)) for k in range(40)]
     xs, ys = tensors(DEVICE, shapes=shapes), tensors(DEVICE, shapes=shapes, seed=1)
     for _ in range(2):
         counters.reset()
@@ -247,7 +247,7 @@ KEYWORDS |= {"amsgrad": False, "maximize": False}
 
 def test_a_fused_step_is_few_dispatches():
     limit = device_in_use().target.max_storage_buffers
-    params = [nn.Parameter(torch.randn(k + 1, 4).to(DEVICE)) for k in range(24)]
+    params = [nn.Parameter(torch.randn(k + 2, 4).to(DEVICE)) for k in range(24)]
     optimizer = torch.optim.AdamW(params, fused=True)
     for _ in range(3):
         for p in params:

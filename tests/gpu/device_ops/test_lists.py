@@ -9,11 +9,28 @@ import torch
 from torch import nn
 
 from tests.device_checks import DEVICE, compare
-from tests.providers import require_bindings
+from tests.providers import device_in_use, require_bindings
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.eager import lists
 
 SHAPES = [(3,), (4, 4), (), (2, 0), (5, 1)]
+
+
+class Step(torch.optim.Optimizer):
+    """A step that does what it is told: calls are gathered in it."""
+
+    def __init__(self, function):
+        super().__init__([nn.Parameter(torch.zeros(1))], {})
+        self.function = function
+
+    @torch.no_grad()
+    def step(self, *arguments):
+        return self.function(*arguments)
+
+
+def in_step(function):
+    """The function, in an optimizer's step."""
+    return Step(function).step
 
 
 def tensors(device, value=1.0, shapes=SHAPES):
@@ -48,20 +65,20 @@ def test_results_that_are_needed_later():
         torch._foreach_neg_(ys)
         return xs, ys, roots[1:], sums
 
-    with torch.no_grad():
-        for _ in range(3):  # what nobody has any more is used again
-            compare(f)
+    for _ in range(3):  # what nobody has any more is used again
+        compare(in_step(f))
 
 
 def test_results_are_not_used_again_while_somebody_has_them():
     kept = []
-    with torch.no_grad():
-        for k in range(4):
-            xs = tensors(DEVICE, float(k))
-            made = torch._foreach_exp(torch._foreach_mul(xs, 0.5))
-            kept.append(made[0] if k % 2 else made[0].view(-1)[:2])
-            del made
-            torch.webgpu.synchronize()
+
+    def f(k):
+        xs = tensors(DEVICE, float(k))
+        made = torch._foreach_exp(torch._foreach_mul(xs, 0.5))
+        kept.append(made[0] if k % 2 else made[0].view(-1)[:2])
+
+    for k in range(4):
+        in_step(f)(k)
     for k, found in enumerate(kept):
         torch.testing.assert_close(found.cpu(), torch.full(found.shape, 0.5 * k).exp())
 
@@ -88,8 +105,7 @@ def test_what_is_done_in_between_counts():
         xs[4].t_()
         return xs, ys, old
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_lists_that_are_like_earlier_ones_until_they_change():
@@ -114,8 +130,7 @@ def test_lists_that_are_like_earlier_ones_until_they_change():
             xs[0].sum().item()  # all that was gathered has run
         return xs, ys
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 @pytest.mark.parametrize("count", [3, 12])
@@ -137,8 +152,7 @@ def test_lists_that_lie_otherwise_between_two_calls(count):
             found += [x.clone() for x in xs]
         return found
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_shared_memory():
@@ -152,8 +166,7 @@ def test_shared_memory():
         torch._foreach_mul_(twice, 3.0)
         return x, twice
 
-    with torch.no_grad():
-        compare(f, host=None)
+    compare(in_step(f), host=None)
 
 
 def test_lists_with_common_tensors():
@@ -166,27 +179,34 @@ def test_lists_with_common_tensors():
         torch._foreach_add_([*made[:2], *xs[2:]], 1.0)
         return xs, made
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_a_call_that_is_refused_leaves_the_others():
     xs, ys = tensors(DEVICE, shapes=[(3,), (2, 2)]), tensors(DEVICE, shapes=[(3,), (3, 3)])
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         with pytest.raises(RuntimeError, match="must match the size of tensor"):
             torch._foreach_mul_(xs, ys)
         torch._foreach_add_(xs, 1.0)
+
+    f()
     assert [x.flatten()[0].item() for x in xs] == [3.0, 4.0]
 
 
 def test_versions_are_counted_at_once():
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     y = x.square()
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_mul_([x], 2.0)
         torch._foreach_add_([x], 1.0)
-    assert x._version == 2
+        assert x._version == 2
+
+    f()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     assert x._version == 2
@@ -194,13 +214,16 @@ def test_versions_are_counted_at_once():
 
 def test_numbers_are_data():
     xs = tensors(DEVICE)
-    with torch.no_grad():
-        for k in range(4):
-            if k == 1:
-                counters.reset()
-            torch._foreach_mul_(xs, 1.0 + k)
-            torch._foreach_add_(xs, [0.5 * k + j for j in range(len(xs))])
-            torch.webgpu.synchronize()
+
+    @in_step
+    def f(k):
+        torch._foreach_mul_(xs, 1.0 + k)
+        torch._foreach_add_(xs, [0.5 * k + j for j in range(len(xs))])
+
+    for k in range(4):
+        if k == 1:
+            counters.reset()
+        f(k)
     assert counters.plans_compiled == 0
     expected = torch.tensor(1.0)
     for k in range(4):
@@ -216,8 +239,7 @@ def test_16_bits_are_rounded_by_each_operator(dtype):
         torch._foreach_add_(xs, torch._foreach_sqrt(xs))
         return xs
 
-    with torch.no_grad():
-        compare(f)
+    compare(in_step(f))
 
 
 def test_other_modes_and_threads():
@@ -228,31 +250,147 @@ def test_other_modes_and_threads():
     assert inside[0][0].item() == 4.0
     xs = tensors(DEVICE)
     found = []
-    with torch.no_grad():
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         torch._foreach_mul_(xs, 2.0)
-    thread = threading.Thread(target=lambda: found.append(xs[0][0].item()))
-    thread.start()
-    thread.join()
+        thread = threading.Thread(target=lambda: found.append(xs[0][0].item()))
+        thread.start()
+        thread.join()
+
+    f()
     assert found == [4.0]
 
 
 def test_an_interrupt_loses_nothing(monkeypatch):
     xs = tensors(DEVICE)
-    real = lists.compile_sequence
+    real = lists.compile_lists
 
     def interrupted(*arguments):
-        monkeypatch.setattr(lists, "compile_sequence", real)
+        monkeypatch.setattr(lists, "compile_lists", real)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lists, "_roots", {})
-    monkeypatch.setattr(lists, "compile_sequence", interrupted)
-    with torch.no_grad():
+    monkeypatch.setattr(lists, "compile_lists", interrupted)
+
+    @in_step
+    def f():
         torch._foreach_add_(xs, 1.0)
         torch._foreach_mul_(xs, 2.0)
-        with pytest.raises(KeyboardInterrupt):
-            torch.webgpu.synchronize()
+
+    with pytest.raises(KeyboardInterrupt):
+        f()
     assert xs[0][0].item() == 4.0
+
+
+# With keywords that need more of the operators on lists than the defaults.
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "AdamW": {"amsgrad": True, "maximize": True},
+    "Adam": {"capturable": True},
+    "NAdam": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adagrad": {"lr_decay": 0.1},
+    "Adadelta": {},
+    "Adamax": {},
+    "Adafactor": {"foreach": True},
+}
+WIDTHS = [(3,), (4, 4), (6, 2), (1,), (), (40,)] * 3
+
+
+def trained(name, is_read):
+    """Parameters after steps, after some of which somebody reads; what was compiled for them."""
+    torch.manual_seed(0)
+    shapes = [s for s in WIDTHS if len(s) == 2] if name == "Adafactor" else WIDTHS
+    params = [nn.Parameter(torch.randn(shape).to(DEVICE)) for shape in shapes]
+    optimizer = getattr(torch.optim, name)(params, lr=0.1, **OPTIMIZERS[name])
+    for p in params:
+        p.grad = torch.randn(p.shape).to(DEVICE)
+    counters.reset()
+    for k in range(8):
+        optimizer.step()
+        if is_read(k):
+            params[0].detach().cpu()
+    torch.webgpu.synchronize()
+    return [p.detach().cpu() for p in params], (counters.plans_compiled, counters.dispatches)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_who_reads_when_decides_nothing(name):
+    """Steps that nobody reads would be ever longer sequences, and sums of others be rounded."""
+    trained(name, lambda k: True)
+    unread, first = trained(name, lambda k: False)
+    read, second = trained(name, lambda k: k in (0, 3, 4))
+    assert first == second
+    assert first[0] == 0
+    for one, other in zip(unread, read, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_lists_of_any_length_and_shape_are_compiled_once():
+    def step(shapes):
+        params = [nn.Parameter(torch.ones(shape, device=DEVICE)) for shape in shapes]
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer = torch.optim.SGD(params, lr=0.25, weight_decay=0.5, maximize=True)
+        counters.reset()
+        optimizer.step()
+        return params
+
+    room = min(16, device_in_use().target.max_storage_buffers // 2)
+    step([(4, 9)] * 67)
+    for shapes in ([(12, 2), (60,), (3, 2, 2)] * 20, [(8, k + 1) for k in range(90)]):
+        params = step(shapes)
+        # A kernel is for as many entries as it has room for; what is left over is fewer.
+        assert counters.kernels_compiled <= 1
+        assert counters.dispatches == -(-len(shapes) // room)
+        for p in params[::17]:
+            torch.testing.assert_close(p.cpu(), torch.full(p.shape, 1.125))
+
+
+def test_calls_outside_of_a_step_are_not_gathered():
+    """Nor are they after a step that has failed."""
+    params = [nn.Parameter(torch.ones(3, device=DEVICE))]
+
+    def failing():
+        raise ValueError("no loss")
+
+    with pytest.raises(ValueError, match="no loss"):
+        torch.optim.SGD(params).step(failing)
+    xs = tensors(DEVICE, shapes=[(3,), (5,)])
+    with torch.no_grad():
+        torch._foreach_add_(xs, 1.0)
+        torch.webgpu.synchronize()
+        counters.reset()
+        for _ in range(3):
+            torch._foreach_add_(xs, 1.0)
+        assert counters.dispatches == 3
+    assert xs[0][0].item() == 5.0
+
+
+def test_groups_of_parameters_are_compiled_alike():
+    """A step of many groups is no sequence that is cut anywhere."""
+
+    def step(groups):
+        params = [[torch.ones(8, k + 2, device=DEVICE) for k in range(3)] for _ in range(groups)]
+        for group in params:
+            for p in group:
+                p.grad = torch.ones_like(p)
+        options = [{"params": group, "lr": 0.5**k} for k, group in enumerate(params)]
+        torch.optim.RMSprop(options, momentum=0.5, centered=True).step()
+        return params
+
+    step(1)
+    counters.reset()
+    params = step(9)
+    torch.webgpu.synchronize()
+    assert counters.kernels_compiled == 0
+    expected = torch.ones(1)
+    expected.grad = torch.ones(1)
+    torch.optim.RMSprop([expected], lr=0.25, momentum=0.5, centered=True).step()
+    torch.testing.assert_close(params[2][1].cpu(), expected.expand(8, 3))
 
 
 def test_memory_is_given_back():

@@ -154,7 +154,6 @@ def symbolic_leaves(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     leaves: Sequence[Any],
-    like: Sequence[Sequence[Any]] = (),
 ) -> dict[int, frozenset[float]]:
     """The leaves with numbers that can be symbols: where other values give the same code.
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import TreeSpec
 
 from ...captured import CapturedGraph, Phase
+from .numbers import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class CapturedCall:
         arguments: the leaf that each of the graph's arguments is, a tensor or an integer. The graph
             may have two more. First, if there are ``numbers``: a vector of float32 with them. Then,
             with ``phase.seeds``, random seeds: int32 (seeds, 2).
-        numbers: computes the memory of that vector from the leaves; None: there is none.
+        numbers: what computes that vector from the leaves; None: there is none.
         free_numbers: the leaves that may be any finite floats.
         results: the flattened result of the call.
         results_spec: how `torch.utils._pytree.tree_unflatten` builds the result from them.
@@ -82,7 +83,7 @@ class CapturedCall:
     captured: CapturedGraph
     phase: Phase
     arguments: tuple[int, ...]
-    numbers: Callable[[Sequence[Any]], bytes] | None
+    numbers: Numbers | None
     free_numbers: frozenset[int]
     results: tuple[Result, ...]
     results_spec: TreeSpec

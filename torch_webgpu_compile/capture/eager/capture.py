@@ -42,9 +42,9 @@ from .arguments import (
     without_placement,
 )
 from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
-from .inputs import Sizes, StaticInputs, SymbolicInputs
+from .inputs import LaneInputs, Sizes, StaticInputs, SymbolicInputs
 from .memory_formats import laid_out
-from .numbers import computed, expressions_of
+from .numbers import Number, Numbers, expressions_of
 from .rewrites import REWRITES
 
 _ON_HOST = "run it on the host"
@@ -130,18 +130,23 @@ def capture(
     chosen: Mapping[int, frozenset[float]],
     native: frozenset[OpOverload],
     sizes: Sizes | None = None,
+    length: int = 0,
 ) -> CapturedCall:
     """Captures what is computed from leaves; see `capture_call`.
 
     Args:
         chosen: the leaves whose numbers are symbols, with the values that these may not have.
         sizes: which sizes are; None: none.
+        length: a first size that is one symbol, for all tensors that have it; see `LaneInputs`.
     """
-    symbolic = sizes is not None or bool(chosen)
+    symbolic = sizes is not None or bool(chosen) or bool(length)
     inputs: StaticInputs | SymbolicInputs
     try:
         with clean_dispatch(symbolic=symbolic):
-            inputs = SymbolicInputs(leaves, chosen, sizes) if symbolic else StaticInputs(leaves)
+            if length:
+                inputs = LaneInputs(leaves, chosen, length)
+            else:
+                inputs = SymbolicInputs(leaves, chosen, sizes) if symbolic else StaticInputs(leaves)
             traced = _trace(traceable, leaves, inputs, native)
             return _call(traceable, leaves, inputs, traced, native)
     except UnsupportedOp:
@@ -222,24 +227,25 @@ def _call(
 
 def _take_numbers(
     graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs
-) -> tuple[dict[str, tuple[int, int]], Callable[[Sequence[Any]], bytes] | None]:
+) -> tuple[dict[str, tuple[int, int]], Numbers | None]:
     """Adds an argument with the numbers that the graph reads; where each of them is, by expression.
 
-    Also what computes them from the leaves, if there are any.
+    Also what computes them from the leaves, if there are any: by the last leaf of each.
     """
     symbols = inputs.leaf_symbols
-    expressions = expressions_of(graph, symbols) if inputs.numbers else ()
-    if not expressions:
+    found = expressions_of(graph, symbols) if inputs.numbers else ()
+    if not found:
         return {}, None
+    entries = sorted((Number(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
     arguments = graph.find_nodes(op="placeholder")
     before = arguments[-1].next if arguments else next(iter(graph.nodes))
     with graph.inserting_before(before):
         node = graph.placeholder("numbers")
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(expressions),), dtype=torch.float32)
+        node.meta["val"] = torch.empty((len(entries),), dtype=torch.float32)
     position = len(arguments)
-    places = {str(expr): (position, k) for k, expr in enumerate(expressions)}
-    return places, computed(expressions, symbols)
+    places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
+    return places, Numbers(entries)
 
 
 def _check_schema(op: OpOverload) -> None:

@@ -23,6 +23,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from ...errors import UnsupportedOp
 from ...symbolic.size_classes import SizeClass, size_class
 from .arguments import MAX_INT, exact_match, key_of, overlap
 from .calls import TensorSpec
@@ -297,6 +298,46 @@ class SymbolicInputs:
             )
 
         return agrees
+
+
+class LaneInputs(SymbolicInputs):
+    """Inputs of which many have one first size, which is a symbol; the other sizes are constants.
+
+    Offsets are symbols where they are not 0. What the trace assumes of the symbol is for every
+    value above 1.
+
+    Args:
+        leaves, chosen: see `SymbolicInputs`.
+        length: that size.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Any], chosen: Mapping[int, frozenset[float]], length: int
+    ) -> None:
+        self._length = length
+        self._shared: Int | None = None
+        super().__init__(leaves, chosen, Sizes())
+
+    def _offset(self, value: int, leaf: int) -> Int:
+        return self._symbol(value, _LeafSource(leaf, "offset")) if value else 0
+
+    def _tensor(self, spec: TensorSpec, leaf: int) -> FakeTensor:
+        if spec.sizes[:1] != (self._length,):
+            return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
+        if self._shared is None:
+            self._shared = self._symbol(self._length, _LeafSource(leaf, "sizes", 0))
+        return _fake(self.mode, spec.dtype, [self._shared, *spec.sizes[1:]], spec.strides)
+
+    def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
+        """Nothing is asked: lanes that a graph serves are told by their layouts.
+
+        Raises:
+            UnsupportedOp: the trace assumed something of the size.
+        """
+        names = {name for name, place in self._symbols.items() if place.field}
+        if any(str(s) in names for guard in self._env.guards for s in guard.expr.free_symbols):
+            raise UnsupportedOp("a call on lists", "it depends on the size", "give it")
+        return lambda leaves: True
 
 
 def _fixed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,38 @@ def _add(expr: sympy.Expr, symbols: Mapping[str, int], found: dict[sympy.Expr, N
         _add(argument, symbols, found)
 
 
-def computed(
-    expressions: Sequence[sympy.Expr], symbols: Mapping[str, int]
-) -> Callable[[Sequence[Any]], bytes]:
-    """What computes expressions from the leaves of a call: their values, float32.
+@dataclass(frozen=True)
+class Number:
+    """An expression of floats, and the leaf of a call that each of its symbols is."""
 
-    Args:
-        symbols: the leaf that each symbol is.
+    expr: sympy.Expr
+    symbols: Mapping[str, int]
+
+    @property
+    def last_leaf(self) -> int:
+        """The last of the leaves that it is computed from."""
+        return max(self.symbols[str(symbol)] for symbol in self.expr.free_symbols)
+
+
+class Numbers:
+    """What computes numbers from the leaves of a call.
+
+    Attributes:
+        entries: the numbers.
+        compute: gives their values, float32, for leaves.
     """
-    printer = _Printer(symbols)
-    text = f"lambda leaves: ({''.join(printer.doprint(e) + ', ' for e in expressions)})"
+
+    def __init__(self, entries: Sequence[Number]) -> None:
+        self.entries = tuple(entries)
+        self.compute = _computed(self.entries)
+
+
+def _computed(entries: Sequence[Number]) -> Callable[[Sequence[Any]], bytes]:
+    printed = [_Printer(entry.symbols).doprint(entry.expr) for entry in entries]
+    text = f"lambda leaves: ({''.join(f'{expr}, ' for expr in printed)})"
     compute = eval(text, {"math": math, "torch": torch})
     compute_ieee = eval(text, {"math": np, "torch": torch})
-    pack = struct.Struct(f"={len(expressions)}f").pack
+    pack = struct.Struct(f"={len(entries)}f").pack
 
     def values(leaves: Sequence[Any]) -> bytes:
         try:

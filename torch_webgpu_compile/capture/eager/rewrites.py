@@ -115,7 +115,7 @@ def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor) -> None:
     for grad in grads:
         infinite = (~torch.isfinite(grad)).any().to(found_inf.dtype)
         found_inf.copy_(torch.maximum(found_inf, infinite))
-        grad.copy_(wide(grad) * inv_scale)
+        grad.copy_((wide(grad) * inv_scale).reshape(grad.shape))
 
 
 def update_scale(

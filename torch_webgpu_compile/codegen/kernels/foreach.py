@@ -10,14 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import dtypes
-from ...ir.access import VECTOR, Lanes, are_aligned_neighbours, flat_environment, lane_addresses
+from ...ir.access import (
+    VECTOR,
+    Lanes,
+    are_aligned_neighbours,
+    flat_environment,
+    is_multiple_of,
+    lane_addresses,
+)
 from ...ir.buffers import Buffer
 from ...ir.canonical import Canonical, canonical_form
 from ...ir.graph import ForeachGroup, MapGroup, Member
 from ...ir.scalar import Index, Load
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import as_expr, ceildiv, iteration, product
+from ...symbolic.sizes import ONE, ZERO, Expr, ceildiv, iteration, product, symbols_of
 from ...target import Target
 from ..values import Scope, Text
 from .builder import KernelBuilder, fold_grid
@@ -30,12 +37,12 @@ class MapSection:
 
     Attributes:
         first: its first workgroup.
-        count: invocations that have work, ⌈elements / width⌉.
+        count: invocations that have work, ⌈elements / width⌉. Both are text.
         loads, stores: statements.
     """
 
-    first: int
-    count: int
+    first: str
+    count: str
     loads: list[str]
     stores: list[str]
 
@@ -52,17 +59,17 @@ class _Map:
 
     group: MapGroup
     loads: tuple[Load, ...]
-    numel: int
+    numel: Expr
     lanes: Lanes
 
     @property
     def whole(self) -> bool:
         """Whether no point lies past the end."""
-        return self.numel % len(self.lanes) == 0
+        return is_multiple_of(self.numel, len(self.lanes))
 
 
 def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
-    """The kernel of a group; none of its maps is empty."""
+    """The kernel of a group. None of its maps is empty, but where its size is a symbol."""
     builder = KernelBuilder(target, buffers)
     forms = [_form(part, buffers) for part in group.groups]
     width = _width(group, buffers)
@@ -89,17 +96,17 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
         for lines, code in zip(loads, codes, strict=True):
             lines.append(f"{name} = {code};")
     lines, results = _body(builder, parts[0], values)
-    segments, first = [], 0
+    segments, first = [], ZERO
     for part, loaded in zip(parts, loads, strict=True):
-        count = -(-part.numel // width)
+        count = ceildiv(part.numel, width)
         stores = [
             line
             for member, value in zip(part.group.members, results, strict=True)
             if member.store
             for line in _stores(builder, part, member, value)
         ]
-        segments.append(MapSection(first, count, loaded, stores))
-        first += -(-count // workgroup)
+        segments.append(MapSection(_size(builder, first), _size(builder, count), loaded, stores))
+        first += ceildiv(count, workgroup)
     return builder.finish(
         "foreach",
         "foreach.wgsl.jinja",
@@ -111,9 +118,9 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
             "lines": lines,
         },
         workgroup_size=workgroup,
-        grid=fold_grid(as_expr(first), target),
+        grid=fold_grid(first, target),
         origins=[origin for part in group.groups for origin in group_origins(part.members)],
-        flops=as_expr(sum(int(group_flops(part)) for part in group.groups)),
+        flops=sum(map(group_flops, group.groups), ZERO),
     )
 
 
@@ -126,14 +133,14 @@ def _form(group: MapGroup, buffers: dict[str, Buffer]) -> Canonical:
 def _width(group: ForeachGroup, buffers: dict[str, Buffer]) -> int:
     """Elements per invocation; one of float64, of which four are four times the code."""
     stored = [buffers[m.output].dtype for m in group.groups[0].members if m.store]
-    single = all(int(product(part.ranges)) == 1 for part in group.groups)
+    single = all(product(part.ranges) is ONE for part in group.groups)
     return 1 if single or dtypes.float64 in stored else VECTOR
 
 
 def _part(group: MapGroup, form: Canonical, buffers: dict[str, Buffer], width: int) -> _Map:
     symbols = numbered("i", group.ranges)
     order = memory_order(group.members, symbols, buffers)
-    numel = int(product(group.ranges))
+    numel = product(group.ranges)
     q = iteration("q", ceildiv(numel, width))
     lanes: Lanes = [flat_environment(symbols, q * width + k, order) for k in range(width)]
     return _Map(group, form.loads, numel, lanes)
@@ -152,7 +159,9 @@ class _Access:
     @property
     def is_constant(self) -> bool:
         """Whether all points load one element."""
-        return all(a.is_constant and a is self._addresses[0] for a in self._addresses)
+        first = self._addresses[0]
+        is_same = all(address is first for address in self._addresses)
+        return is_same and all(s.extent is None for s in symbols_of(first))
 
     def code(self, lanes: int) -> str:
         """The loaded value, of this many lanes, as an expression of ``q``."""
@@ -169,15 +178,20 @@ class _Access:
 
     def _at(self, lane: int) -> str:
         address = self._builder.index(self._addresses[lane])
-        if lane == 0 or self._part.whole or self._addresses[lane].is_constant:
+        if lane == 0 or self._part.whole or self.is_constant:
             return address
         # Of a lane past the end any element will do: that of the first lane is there.
         first = self._builder.index(self._addresses[0])
-        return f"select({first}, {address}, {_is_inside(self._part, lane)})"
+        return f"select({first}, {address}, {_is_inside(self._builder, self._part, lane)})"
 
 
-def _is_inside(part: _Map, lane: int) -> str:
-    return f"q * {len(part.lanes)} + {lane} < {part.numel}"
+def _size(builder: KernelBuilder, size: Expr) -> str:
+    """A size in WGSL: whole, it is one parameter."""
+    return str(size) if size.is_constant else builder.name_of(size)
+
+
+def _is_inside(builder: KernelBuilder, part: _Map, lane: int) -> str:
+    return f"q * {len(part.lanes)} + {lane} < {_size(builder, part.numel)}"
 
 
 def _body(
@@ -201,16 +215,23 @@ def _stores(builder: KernelBuilder, part: _Map, member: Member, value: Text) -> 
 
     The value is of the first map of the kernel; ``member`` is of this one.
     """
-    if not part.whole and builder.buffers[member.output].shares is not None:
+    lines = builder.store(member, value, part.lanes)
+    if part.whole or len(part.lanes) == 1:
+        return lines
+    whole: list[str] = []
+    if len(lines) == 1:
+        if builder.buffers[member.output].shares is None:
+            return lines
         # What follows an argument that is written in place may be another tensor.
         lanes = enumerate(part.lanes)
         texts = [(Text(value.lane(k), 1, value.dtype), lane) for k, lane in lanes]
+        whole = lines
         lines = [line for text, lane in texts for line in builder.store(member, text, [lane])]
-    else:
-        lines = builder.store(member, value, part.lanes)
-        if part.whole or len(lines) == 1:
-            return lines
-    return [
-        f"if ({_is_inside(part, lane)}) {{ {line} }}" if lane else line
+    lines = [
+        f"if ({_is_inside(builder, part, lane)}) {{ {line} }}" if lane else line
         for lane, line in enumerate(lines)
     ]
+    if not whole:
+        return lines
+    inside = _is_inside(builder, part, len(part.lanes) - 1)
+    return [f"if ({inside}) {{ {whole[0]} }} else {{", *lines, "}"]

@@ -18,7 +18,6 @@ from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
 from ...capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.capture import capture_call
-from ...capture.eager.sequence import SequenceCall, capture_sequence
 from ...compiler import compile_graph, loops_of, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
@@ -177,7 +176,7 @@ class CompiledOp:
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
-        self._numbers = call.numbers
+        self._numbers = None if call.numbers is None else call.numbers.compute
         self._seeds = call.phase.seeds
         self._single = call.results[0] if call.results_spec.is_leaf() else None
 
@@ -265,29 +264,6 @@ def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
     return _placed(capture_call(op, described, named, native), placement)
 
 
-def compile_sequence(
-    calls: Sequence[SequenceCall],
-    specs: tuple[Any, ...],
-    wanted: Sequence[int],
-    index: int,
-    like: Sequence[Sequence[Any]],
-) -> CompiledOp:
-    """Compiles several calls as one; see `capture_sequence`.
-
-    The versions of what they change are the caller's to count.
-
-    Args:
-        specs: the leaves.
-        index: the device.
-        like: leaves of earlier sequences.
-
-    Raises:
-        UnsupportedOp: they cannot be traced, or a part of them has no kernel.
-    """
-    call = capture_sequence(calls, specs, wanted, native_operators(), like)
-    return _compile(call, specs, index, frozenset())
-
-
 class SwitchedGraph:
     """A graph for ``torch.use_deterministic_algorithms`` on, and one for off, compiled when needed.
 
@@ -331,12 +307,12 @@ def _compile(
         index: the device.
         uncounted: the graph's arguments whose versions PyTorch does not count.
     """
-    graph, depends = _graph(call, index, uncounted, switched(_options()))
+    graph, depends = _graph(call, index, uncounted, switched(eager_options()))
     if not depends:
         return CompiledOp(call, graph, specs)
 
     def again(on: bool) -> DeviceGraph:
-        return _graph(call, index, uncounted, switched(_options(), on))[0]
+        return _graph(call, index, uncounted, switched(eager_options(), on))[0]
 
     return CompiledOp(call, SwitchedGraph(again, is_on(), graph), specs)
 
@@ -373,6 +349,6 @@ def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
 
 
 @cache
-def _options() -> CompileOptions:
+def eager_options() -> CompileOptions:
     """A part without a kernel is an error here: the whole operator then runs on the host."""
     return resolve(options={"fallback": "error"})

@@ -198,6 +198,23 @@ def no_quantized_tensors(*_: Any, **__: Any) -> NoReturn:
     )
 
 
+def non_finite_check_and_unscale_(
+    grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor
+) -> None:
+    """``_amp_foreach_non_finite_check_and_unscale_``, of operators that run by lists.
+
+    A tensor has an infinity or NaN exactly where its largest magnitude is one. Numbers of 16 bits
+    are multiplied in 32, as ``_foreach_mul_`` does not: they take the operator's own way.
+    """
+    full = [grad for grad in grads if grad.numel()]
+    if any(grad.dtype not in (torch.float32, torch.float64) for grad in full):
+        run(aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale)
+    elif full:
+        largest = torch.stack(lists.run(aten._foreach_norm.Scalar, full, float("inf")))
+        found_inf.copy_(found_inf.maximum(~largest.isfinite().all()))
+        lists.run(aten._foreach_mul_.Tensor, full, inv_scale.reshape(()))
+
+
 def foreach_kernels() -> dict[str, Callable[..., Any]]:
     """``_foreach`` operators with a number per tensor, by name.
 

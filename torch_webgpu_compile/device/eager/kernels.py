@@ -16,6 +16,7 @@ from .. import changes
 from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
+from ..tensors.deferred import settle
 from . import (
     composed,
     copies,
@@ -25,6 +26,7 @@ from . import (
     random_checks,
     ranges,
     sparse,
+    steps,
     transformer_encoder,
 )
 from .dispatch import run
@@ -100,6 +102,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
     "index.Tensor": data_dependent.index,
     "_index_put_impl_": data_dependent.index_put_impl_,
+    "_amp_foreach_non_finite_check_and_unscale_": composed.non_finite_check_and_unscale_,
     **ranges.kernels(),
     **random_checks.KERNELS,
     **transformer_encoder.KERNELS,
@@ -142,6 +145,7 @@ def register() -> Callable[..., Any]:
                 library.impl(name, untraced(rule), "Meta")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+        steps.watch(settle)
         transformer_encoder.register_nested(library)
         sparse.register(library)
         refusing = untraced(composed.no_quantized_tensors)

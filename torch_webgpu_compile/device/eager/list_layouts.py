@@ -16,14 +16,20 @@ _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]
 _stride = torch._C.TensorBase.stride
 
+EXACT = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64}
+
 
 class Description:
     """What matters to the compiler of tensors, but for their alignment.
 
     Equal ones are one object: in the key of a call it stands for hundreds.
+
+    Attributes:
+        is_exact: whether kernels compute in all of the dtypes as operators do: without rounding
+            what they do not store.
     """
 
-    __slots__ = ("dtypes", "shapes", "strides")
+    __slots__ = ("dtypes", "is_exact", "shapes", "strides")
 
     def __init__(
         self,
@@ -34,6 +40,7 @@ class Description:
         self.dtypes = dtypes
         self.shapes = shapes
         self.strides = strides
+        self.is_exact = EXACT.issuperset(dtypes)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Description:

@@ -1,11 +1,12 @@
-"""Calls of operators on lists of tensors, gathered and run as one compiled sequence.
+"""Calls of operators on lists of tensors; those of an optimizer's step run as one sequence.
 
 An optimizer's step is a dozen calls of ``_foreach`` operators, each on all parameters. One by one,
 each reads and writes whole lists; together they are one kernel, which reads parameters, gradients
-and states once and never stores what lies between. So `run` does not run such a call. It remembers
-it, and gives tensors that have no memory yet for its results. As soon as memory of any tensor is
-looked at (`tensors.deferred`), or something else is called, all that was remembered runs: compiled
-as a whole, or, where that is not possible, one call after the other.
+and states once and never stores what lies between. So within a step (`steps`) `run` does not run
+such a call. It remembers it, and gives tensors that have no memory yet for its results. At the end
+of the step, or as soon as it looks at memory of any tensor (`tensors.deferred`) or calls something
+else, all that was remembered runs: compiled as a whole, or, where that is not possible, one call
+after the other. Everywhere else a sequence is one call.
 
 What a sequence is compiled for is found call by call in a tree (`_Node`): an edge is a call with
 all that matters to the compiler of its arguments. Tensors are described when the sequence meets
@@ -17,7 +18,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import chain
 from operator import invert
 from typing import Any
@@ -28,6 +30,7 @@ from torch._ops import OpOverload
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
@@ -36,12 +39,13 @@ from ...target import BINDING_ALIGNMENT
 from ..tensors import storages
 from ..tensors.deferred import defer, settle
 from ..tensors.storages import data_ptr
-from . import dispatch, outputs
-from .compiled_op import CompiledOp, compile_sequence, specs_of
-from .list_layouts import Description, KnownList, Layouts
+from . import dispatch, outputs, steps
+from .compiled_lists import compile_lists
+from .compiled_op import CompiledOp, specs_of
+from .list_layouts import EXACT, Description, KnownList, Layouts
 
-_MOST_CALLS = 64
-_MOST_NODES = 1 << 12
+_MOST_CALLS = 1 << 12
+_MOST_NODES = 1 << 14
 _MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
 
 _none_yet = EmptiedBuffer(
@@ -56,6 +60,13 @@ _USES = next(map(_use_count, [torch.empty(0)]))
 
 _lock = threading.RLock()
 
+# `storages.Likeness` knows tensors by their keys of dispatch as well, of which those that PyTorch
+# has gone through are not left: more of an operator that changes its arguments than of others.
+_below_autograd = partial(
+    torch._C._ExcludeDispatchKeyGuard,
+    torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView),
+)
+
 
 class _DifferentError(Exception):
     """A call cannot be a part of the sequence."""
@@ -68,23 +79,28 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         Exception: as `dispatch.run`; what the GPU refuses is raised by whoever settles it.
     """
     global _current
-    # What autograd saves would be needed, and unseen here. Inference tensors have no versions.
-    if not (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
-        with _lock:
-            for _ in range(2):
-                try:
-                    sequence = _begin(args) if _current is None else _current
-                    results = sequence.add(op, args, kwargs)
-                except BaseException as error:
-                    settle()  # a sequence that knows tensors of another call cannot go on
-                    if not isinstance(error, _DifferentError):
-                        raise
-                    continue
-                _current = sequence
-                defer(_run_current)
-                if len(sequence) >= _MOST_CALLS:
-                    settle()
+    # What autograd saves would be needed, and unseen here.
+    is_gathered = steps.is_within() and not torch.is_grad_enabled()
+    if not is_gathered:
+        settle()
+    with _lock, _below_autograd():
+        for _ in range(2):
+            try:
+                sequence = _begin(args) if _current is None else _current
+                results = sequence.add(op, args, kwargs)
+            except BaseException as error:
+                settle()  # a sequence that knows tensors of another call cannot go on
+                if not isinstance(error, _DifferentError):
+                    raise
+                continue
+            if not is_gathered:
+                sequence.run(are_needed=True)
                 return results
+            _current = sequence
+            defer(_run_current)
+            if len(sequence) >= _MOST_CALLS:
+                settle()
+            return results
     settle()
     return dispatch.run(op, *args, **kwargs)
 
@@ -92,7 +108,7 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 def _run_current() -> None:
     """Runs what was remembered."""
     global _current
-    with _lock:
+    with _lock, _below_autograd():
         sequence, _current = _current, None
         try:
             if sequence is not None:
@@ -112,7 +128,9 @@ class _Node:
     """What is known of the sequences that begin with the same calls.
 
     Attributes:
-        calls: with `Leaf`s and `Made`s in place of tensors and numbers.
+        before: the node of the calls before the last one; None at the root.
+        call: the last one, with `Leaf`s and `Made`s in place of tensors and numbers.
+        count: how many calls there are.
         results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
         spare: such tensors of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
@@ -120,20 +138,36 @@ class _Node:
         programs: what was compiled, by the positions of the made tensors that are needed later.
     """
 
-    __slots__ = ("_made", "calls", "children", "described", "programs", "results", "spare")
+    __slots__ = (
+        *("_made", "before", "call", "children", "count"),
+        *("described", "programs", "results", "spare"),
+    )
 
     def __init__(
         self,
-        calls: tuple[SequenceCall, ...] = (),
+        before: _Node | None = None,
+        call: SequenceCall | None = None,
         results: Sequence[tuple[Any, ...]] | None = None,
     ) -> None:
-        self.calls = calls
+        self.before = before
+        self.call = call
+        self.count: int = 0 if before is None else before.count + 1
         self.results = results
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.described: dict[tuple[Any, ...], tuple[storages.Likeness, Description]] = {}
         self.programs: dict[tuple[int, ...], list[_Program]] = {}
         self._made: tuple[storages.Likeness | None, Description] | None = None
+
+    @property
+    def calls(self) -> list[SequenceCall]:
+        """All calls, in order."""
+        found = []
+        node: _Node | None = self
+        while node is not None and node.call is not None:
+            found.append(node.call)
+            node = node.before
+        return found[::-1]
 
     def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, Description]:
         """What the results of the last call are like, which are the same in all sequences."""
@@ -213,9 +247,10 @@ class _Sequence:
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
         self._addresses: dict[int, int] = {}  # of the same
         self._lists: dict[tuple[int, ...], KnownList] = {}
+        self._is_alone = False  # whether no call may follow
 
     def __len__(self) -> int:
-        return len(self._node.calls)
+        return self._node.count
 
     # ---- calls
 
@@ -229,6 +264,8 @@ class _Sequence:
             _DifferentError: it cannot be a part of this sequence, to which nothing may be added
                 any more.
         """
+        if self._is_alone:
+            raise _DifferentError
         key: list[Any] = [op]
         new: list[Tensor] = []
         numbers: list[float] = []
@@ -245,8 +282,9 @@ class _Sequence:
         self._node = node
         self._tensors += new
         self._numbers += numbers
-        for position in _written(op):
-            torch.autograd.graph.increment_version(args[position])
+        if not torch.is_inference_mode_enabled():  # there are no versions
+            for position in _written(op):
+                torch.autograd.graph.increment_version(args[position])
         if node.results is None:
             return None
         made = node.spare.pop() if node.spare else self._make(node.results)
@@ -308,6 +346,10 @@ class _Sequence:
         if len(self._starts) < count:
             raise _DifferentError
         likeness, description = self._description(key, tensors)
+        if not description.is_exact:
+            if len(self):
+                raise _DifferentError
+            self._is_alone = True
         own = (likeness, description) if is_new else (None, Description.of(everything))
         self._lists[tuple(map(id, everything))] = KnownList(len(self._lists), *own)
         self._layouts.add(description, addresses, likeness)
@@ -330,7 +372,7 @@ class _Sequence:
         if known is not None and known[0].holds(tensors):
             return known
         dtypes = tuple(map(_dtype, tensors))
-        if not _COMPUTED.issuperset(dtypes):
+        if not (EXACT | _ROUNDED).issuperset(dtypes):
             raise _DifferentError
         if not dispatch.PLAIN_TENSORS.issuperset(map(type, tensors)):
             raise _DifferentError
@@ -358,14 +400,15 @@ class _Sequence:
             nonlocal numbers
             if isinstance(value, Tensor):
                 place = self._places[id(value)]
-                return Leaf(place) if place >= 0 else Made(~place, *specs_of([value]))
+                return Leaf(place) if place >= 0 else Made(~place)
             if type(value) is not float:
                 return value
             numbers += 1
             return _Number(numbers - 1)
 
         placed, named = tree_map(place, (args, kwargs))
-        return _Node((*self._node.calls, SequenceCall(op, placed, named)), results)
+        made = 0 if results is None else len(results)
+        return _Node(self._node, SequenceCall(op, placed, named, made), results)
 
     def _make(self, layouts: Sequence[tuple[Any, ...]]) -> list[Tensor]:
         """Tensors without memory."""
@@ -378,14 +421,17 @@ class _Sequence:
 
     # ---- their end
 
-    def run(self) -> None:
+    def run(self, are_needed: bool = False) -> None:
         """Runs all calls, and lets go of the tensors.
+
+        Args:
+            are_needed: whether all results are, though nobody has them yet.
 
         Raises:
             DeviceError: the GPU refused.
         """
         self._tensors = self._layouts.restored(self._tensors, self._index)
-        wanted = self._wanted()
+        wanted = self._wanted(are_needed)
         program = self._program(wanted)
         self.has_begun = True
         if program is None:
@@ -397,10 +443,13 @@ class _Sequence:
             for position, result in zip(wanted, results, strict=True):
                 _give(made[position], result)
             del made
-        self._keep_spare()
+        if not are_needed:
+            self._keep_spare()
 
-    def _wanted(self) -> tuple[int, ...]:
-        """The positions of the made tensors that somebody has."""
+    def _wanted(self, everything: bool) -> tuple[int, ...]:
+        """The positions of the made tensors that somebody has, or of all."""
+        if everything:
+            return tuple(range(sum(len(tensors) for _, tensors in self._made)))
         needed = chain(*(_are_needed(tensors) for _, tensors in self._made))
         return tuple(k for k, is_needed in enumerate(needed) if is_needed)
 
@@ -414,34 +463,32 @@ class _Sequence:
 
     def _program(self, wanted: tuple[int, ...]) -> CompiledOp | None:
         """What computes the sequence as a whole."""
-        if len(self) < 2:
-            return None
         leaves = [*self._tensors, *self._numbers]
         known = self._node.programs.setdefault(wanted, [])
         program = next((p for p in known if p.holds(leaves)), None)
         if program is None:
             if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
                 return None
-            like = [p.compiled.specs for p in known if p.compiled is not None]
-            program = _Program(self._compiled(wanted, leaves, like), leaves)
+            program = _Program(self._compiled(wanted, leaves), leaves)
             known.append(program)
         return program.compiled
 
-    def _compiled(
-        self, wanted: Sequence[int], leaves: Sequence[Any], like: Sequence[Sequence[Any]]
-    ) -> CompiledOp | None:
+    def _compiled(self, wanted: Sequence[int], leaves: Sequence[Any]) -> CompiledOp | None:
         first = len(self._tensors)
 
         def as_leaf(number: _Number) -> Leaf:
             return Leaf(first + number.position)
 
-        calls = [
-            SequenceCall(c.op, *tree_map_only(_Number, as_leaf, (c.args, c.kwargs)))
-            for c in self._node.calls
-        ]
+        def with_leaves(call: SequenceCall) -> SequenceCall:
+            args, kwargs = tree_map_only(_Number, as_leaf, (call.args, call.kwargs))
+            return replace(call, args=args, kwargs=kwargs)
+
+        calls = list(map(with_leaves, self._node.calls))
+        layouts = chain(*(node.results or () for node, _ in self._made))
+        made = [TensorSpec(*layout) for layout in layouts]
         with torch._C._DisableAutocast():
             try:
-                return compile_sequence(calls, specs_of(leaves), wanted, self._index, like)
+                return compile_lists(calls, specs_of(leaves), made, wanted, self._index)
             except UnsupportedOp:
                 return None
 
@@ -475,7 +522,7 @@ class _Number:
 
 
 # Operators round their results to 16 bits, but the kernel of a sequence does not what lies between.
-_COMPUTED = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64}
+_ROUNDED = {torch.float16, torch.bfloat16, torch.int16, torch.int8}
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
@@ -486,9 +533,9 @@ def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
     return [r > _REFERENCES or u > _USES for r, u in zip(references, uses, strict=True)]
 
 
-def _give(tensor: Tensor, result: Tensor) -> None:
-    """Gives a tensor without memory that of a result."""
-    if result.numel():
+def _give(tensor: Tensor, result: Tensor | None) -> None:
+    """Gives a tensor without memory that of a result; nothing to an empty one."""
+    if result is not None and result.numel():
         storages.fill(tensor, storages.buffer_of(result))
 
 
@@ -505,8 +552,7 @@ def _results(
     """(dtype, sizes, strides) of what a call gives; None for an operator that gives nothing.
 
     Raises:
-        _DifferentError: PyTorch refuses the call, or cannot tell; or the results have other sizes
-            than the arguments, so that there is nothing to fuse.
+        _DifferentError: PyTorch refuses the call, or cannot tell.
     """
     described, named = tree_map(outputs.to_meta, (args, kwargs))
     with torch._C._DisableAutocast():
@@ -516,7 +562,4 @@ def _results(
             raise _DifferentError from None
     if not op._schema.returns:
         return None
-    tensors = tree_leaves(found)
-    if [t.shape for t in tensors] != [t.shape for t in _first_list(args)]:
-        raise _DifferentError
-    return [(t.dtype, tuple(t.shape), t.stride()) for t in tensors]
+    return [(t.dtype, tuple(t.shape), t.stride()) for t in tree_leaves(found)]

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ...ir.access import load_index
+from ...ir.access import VECTOR, is_multiple_of, load_index
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import LoopGraph, Member
 from ...ir.nodes import Scatter, inputs_of
 from ...ir.scalar import loads_of
-from ...symbolic.sizes import ZERO, Expr, linearize
+from ...symbolic.sizes import ZERO, linearize
 from .fusion import Group, Grouping, depends
 
-_VECTOR = 4  # elements that kernels store at once
 
-
-def share_memory(grouping: Grouping) -> Grouping:
+def share_memory(grouping: Grouping, of_many: bool = False) -> Grouping:
     """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
@@ -27,7 +25,7 @@ def share_memory(grouping: Grouping) -> Grouping:
     A map may write over an input that takes its result, element by element, when it reads that
     input nowhere but where it writes: an optimizer's step binds a parameter once instead of twice,
     and finds it where it was. A graph that changes one input only has no need of that: memory of
-    its own takes the place of the input's.
+    its own takes the place of the input's. Not so where the graph is one ``of_many``.
 
     Returns:
         The same groups, in which those readers come first, over a graph in which the results share
@@ -46,7 +44,7 @@ def share_memory(grouping: Grouping) -> Grouping:
         if not found:
             break
         copied |= found
-    if sum(output.mutates is not None for output in graph.outputs) > 1:
+    if of_many or sum(output.mutates is not None for output in graph.outputs) > 1:
         for at, group in enumerate(groups):
             if group.kind == "map":
                 sharing.visit_map(group, at)
@@ -129,7 +127,7 @@ class _Sharing:
         if not alike or starts != {ZERO} or result.strides != old.strides:
             return None
         # What follows in the last word, or vector, may be another tensor's.
-        words = own.dtype.packing == 1 or _is_multiple(own.numel)
+        words = own.dtype.packing == 1 or is_multiple_of(own.numel, VECTOR)
         return old if words else None
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
@@ -182,7 +180,3 @@ def _reads_own_element(
             if index is None or linearize(index, old.strides) + old.offset is not place:
                 return False
     return True
-
-
-def _is_multiple(numel: Expr) -> bool:
-    return numel.divisor % _VECTOR == 0

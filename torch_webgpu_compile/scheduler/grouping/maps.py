@@ -96,7 +96,7 @@ def join_foreach(schedule: Schedule, target: Target) -> Schedule:
     buffers = schedule.graph.buffers
     classes: dict[Hashable, list[int]] = {}
     for k, group in enumerate(schedule.groups):
-        if isinstance(group, MapGroup):
+        if isinstance(group, MapGroup) and product(group.ranges).is_constant:
             form = canonical_form(group, buffers)
             if form is not None and find_transposition(group, buffers, target) is None:
                 classes.setdefault(form.key, []).append(k)

@@ -1,0 +1,291 @@
+"""Sequences of calls on lists of tensors, compiled: `compile_lists`.
+
+What is compiled is a lane (`capture.eager.sequence`), for as many lanes as a dispatch has room for:
+a `_Form`. It serves lists of any length and parameters of any shape, and so every sequence of the
+same calls. A sequence's own plan only says on which tensors its forms run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_structure
+
+from ...callables.device_graph import DeviceGraph
+from ...callables.signature import Signature
+from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
+from ...capture.eager.numbers import Number, Numbers
+from ...capture.eager.sequence import Lane, Layout, SequenceCall, capture_lane, divide, layout_of
+from ...captured import CapturedGraph, Phase
+from ...compiler import compile_graph, native_operators
+from ...counters import counters
+from ...errors import UnsupportedOp
+from ...inspection import progress
+from ...ir.lanes import Lanes
+from ...plan.model import Plan, PlanBuffer
+from ...plan.placing import Placed, place
+from ...plan.recent import Recent
+from ...plan.verify import verify_plan
+from ...runtime.device import Device
+from ...symbolic.sizes import as_expr, storage_span
+from ...torch_ops.dtypes import dtype_of
+from .. import devices
+from ..determinism import switched
+from .compiled_op import CompiledOp, eager_options
+
+_MOST_FORMS = 256
+_MOST_LANES = 1 << 10  # more than a dispatch has room for
+
+
+class _Form:
+    """What lanes of one kind are compiled to.
+
+    Args:
+        call: the captured lane.
+        lane: the one that was captured.
+        leaves: of its sequence.
+        device: what it is compiled for.
+
+    Attributes:
+        numbers: what a lane reads of numbers, those that all lanes share first.
+        room: lanes of a plan, at most.
+    """
+
+    def __init__(
+        self, call: CapturedCall, lane: Lane, leaves: Sequence[Any], device: Device
+    ) -> None:
+        self.call = call
+        self.device = device
+        self._own = len(lane.own)
+        first = self._own + len(lane.shared)
+        self.numbers = () if call.numbers is None else call.numbers.entries
+        self._shared = len(lane.shared) + bool(self.numbers)
+        end = first + len(lane.shared_numbers)
+        shared_numbers = sum(number.last_leaf < end for number in self.numbers)
+        self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), shared_numbers)
+        floats = range(first, len(lane.leaves))
+        fixed = [k for k in floats if k not in call.free_numbers]
+        self._fixed = [(k, leaves[lane.leaves[k]].hex()) for k in fixed]
+        self._plans: dict[int, Plan] = {}
+        self.room = _MOST_LANES
+
+    @property
+    def shared_numbers(self) -> int:
+        """How many of the numbers of a lane all lanes share."""
+        return self._lanes.shared_numbers
+
+    def holds(self, lane: Lane, leaves: Sequence[Any]) -> bool:
+        """Whether it computes another lane of the same kind, with that lane's numbers."""
+        return all(leaves[lane.leaves[k]].hex() == value for k, value in self._fixed)
+
+    def plan(self, count: int) -> Plan:
+        """The plan of ``count`` lanes, or of as many as there is room for."""
+        found = self._plans.get(min(count, self.room))
+        if found is None:
+            found = self._compiled(count)
+            made = (len(found.inputs) - self._shared) // self._own
+            if made < count:
+                self.room = made
+            self._plans[made] = found
+        return found
+
+    def _compiled(self, count: int) -> Plan:
+        call, device = self.call, self.device
+        options = switched(eager_options())
+        lanes = replace(self._lanes, count=count)
+        with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
+            state = compile_graph(call.captured, call.phase, device.target, options, lanes=lanes)
+        return state.plan
+
+
+_forms: Recent[Any, list[_Form]] = Recent(_MOST_FORMS)
+
+
+def compile_lists(
+    calls: Sequence[SequenceCall],
+    leaves: Sequence[Any],
+    made: Sequence[TensorSpec],
+    wanted: Sequence[int],
+    index: int,
+) -> CompiledOp:
+    """Compiles a sequence of calls on lists.
+
+    The versions of what they change are the caller's to count.
+
+    Args:
+        leaves: a `TensorSpec` for each tensor, which shares memory with no other, and floats.
+        made: what the tensors are like that the calls return.
+        wanted: which of these are results.
+        index: the device.
+
+    Raises:
+        UnsupportedOp: they cannot be traced, or a part of them has no kernel.
+    """
+    return _Placing(leaves, made, wanted, index).compiled(calls)
+
+
+class _Placing:
+    """Puts together the plan of a sequence; see `compile_lists`."""
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        made: Sequence[TensorSpec],
+        wanted: Sequence[int],
+        index: int,
+    ) -> None:
+        self._leaves = leaves
+        self._made = made
+        self._wanted = frozenset(wanted)
+        self._order = wanted
+        self._index = index
+        self._device = devices.get_device(index)
+        tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
+        self._inputs = [_input(k, leaves[k]) for k in tensors]
+        self._parts: list[Placed] = []
+        self._numbers: list[Number] = []  # in the order in which plans have them
+        self._given: list[int] = []  # which made tensors the parts give, in their order
+        self._free = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
+
+    def compiled(self, calls: Sequence[SequenceCall]) -> CompiledOp:
+        """What runs the calls."""
+        for key, lanes in divide(calls, self._leaves).items():
+            kinds: dict[Any, list[tuple[Lane, Layout]]] = {}
+            for lane in lanes:
+                layout = self._layout(lane)
+                if layout is not None:
+                    wanted = tuple(k for k, place in enumerate(lane.made) if place in self._wanted)
+                    kinds.setdefault((layout.key, wanted), []).append((lane, layout))
+            for (layout_key, wanted), found in kinds.items():
+                self._add((key, layout_key, wanted), found)
+        return self._finished(str(calls[0].op))
+
+    def _layout(self, lane: Lane) -> Layout | None:
+        """What the tensors of a lane are like; None where it has nothing to compute."""
+        specs = [self._leaves[k] for k in (*lane.own, *lane.shared)]
+        made = [self._made[k] for k in lane.made]
+        if any(0 in spec.sizes for spec in specs):
+            return None
+        return layout_of(specs, made, self._device.target.max_binding_nbytes)
+
+    def _add(self, key: Any, lanes: Sequence[tuple[Lane, Layout]]) -> None:
+        """Adds lanes of one kind."""
+        together: dict[Any, list[tuple[Lane, Layout]]] = {}
+        forms: dict[Any, _Form] = {}
+        for lane, layout in lanes:
+            form = self._form(key, lane, layout)
+            same = id(form), lane.shared, lane.shared_numbers
+            forms[same] = form
+            together.setdefault(same, []).append((lane, layout))
+        for same, found in together.items():
+            form = forms[same]
+            while found:
+                plan = form.plan(len(found))
+                count = min(len(found), form.room)
+                self._place(form, plan, key[-1], found[:count])
+                found = found[count:]
+
+    def _form(self, key: Any, lane: Lane, layout: Layout) -> _Form:
+        switches = torch.get_default_dtype(), switched(eager_options())
+        whole = id(self._device), switches, key
+        known = _forms.find(whole)
+        if known is None:
+            known = _forms.keep(whole, [])
+        for form in known:
+            if form.device is self._device and form.holds(lane, self._leaves):
+                return form
+        native = native_operators()
+        try:
+            call = capture_lane(lane, layout, self._leaves, key[-1], native)
+        except UnsupportedOp:
+            if not layout.length:
+                raise
+            whole_layout = replace(layout, length=0)
+            call = capture_lane(lane, whole_layout, self._leaves, key[-1], native)
+        form = _Form(call, lane, self._leaves, self._device)
+        known.append(form)
+        return form
+
+    def _place(
+        self,
+        form: _Form,
+        plan: Plan,
+        wanted: Sequence[int],
+        lanes: Sequence[tuple[Lane, Layout]],
+    ) -> None:
+        """Adds one part: a plan for these lanes."""
+        inputs: list[int] = []
+        layouts: list[tuple[tuple[int, ...], int]] = []
+        first = lanes[0][0]
+        for lane, layout in lanes:
+            inputs += lane.own
+            layouts += [(s.sizes, s.offset) for s in layout.specs[: len(lane.own)]]
+            self._given += [lane.made[k] for k in wanted]
+        inputs += first.shared
+        layouts += [(s.sizes, s.offset) for s in lanes[0][1].specs[len(first.own) :]]
+        if form.numbers:
+            common = form.shared_numbers
+            start = len(self._numbers)
+            self._numbers += [_of_sequence(number, first) for number in form.numbers[:common]]
+            for lane, _ in lanes:
+                self._numbers += [_of_sequence(number, lane) for number in form.numbers[common:]]
+            inputs.append(len(self._inputs))
+            layouts.append(((len(self._numbers) - start,), start))
+        fixed = {k for k in range(len(first.leaves)) if k not in form.call.free_numbers}
+        self._free -= {lane.leaves[k] for lane, _ in lanes for k in fixed}
+        self._parts.append(Placed(plan, tuple(inputs), tuple(layouts)))
+
+    def _finished(self, name: str) -> CompiledOp:
+        inputs = self._inputs
+        if self._numbers:
+            spec = TensorSpec(torch.float32, (len(self._numbers),), (1,))
+            inputs = [*inputs, _input(len(inputs), spec)]
+        plan = place(f"lists_{name}", self._parts, inputs)
+        verify_plan(plan)
+        changed = (o.mutates for o in plan.outputs if o.mutates is not None)
+        signature = Signature(plan, Phase("inference", counted=frozenset(changed)))
+        before = self._device.kernels_compiled
+        graph = DeviceGraph(signature, self._device, self._index)
+        counters.add(kernels_compiled=self._device.kernels_compiled - before)
+        at = {place: k for k, place in enumerate(self._given)}
+        return CompiledOp(
+            CapturedCall(
+                CapturedGraph(plan.name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset()),
+                signature.phase,
+                tuple(range(len(self._inputs))),
+                Numbers(self._numbers) if self._numbers else None,
+                frozenset(self._free),
+                tuple(Output(at[k]) if k in at else Constant(None) for k in self._order),
+                tree_structure([0] * len(self._order)),
+                (),
+                (),
+                lambda leaves: False,
+            ),
+            graph,
+            tuple(self._leaves),
+        )
+
+
+def _of_sequence(number: Number, lane: Lane) -> Number:
+    """A number of a lane's leaves as one of the sequence's."""
+    names = map(str, number.expr.free_symbols)
+    return Number(number.expr, {name: lane.leaves[number.symbols[name]] for name in names})
+
+
+def _input(position: int, spec: TensorSpec) -> PlanBuffer:
+    """A tensor as an input of a plan."""
+    dtype = dtype_of(spec.dtype)
+    assert dtype is not None
+    span = spec.offset + storage_span(spec.sizes, spec.strides)
+    return PlanBuffer(
+        f"in{position}",
+        "input",
+        dtype,
+        tuple(map(as_expr, spec.sizes)),
+        tuple(map(as_expr, spec.strides)),
+        as_expr(spec.offset),
+        as_expr(span * dtype.itemsize),
+    )

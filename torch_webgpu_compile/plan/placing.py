@@ -1,0 +1,167 @@
+"""Plans one after the other, each on tensors of a larger call: `place`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..symbolic.sizes import ZERO, Expr, as_expr, as_symbol, evaluate
+from .model import (
+    Binding,
+    Dispatch,
+    Kernel,
+    Parameter,
+    Plan,
+    PlanBuffer,
+    PlanInput,
+    PlanOutput,
+    Step,
+)
+from .numbers import HostNumber
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan, and which tensors it is for.
+
+    Attributes:
+        plan: of dispatches only.
+        inputs: for each input of the plan, the position of the call's.
+        layouts: of these, as the plan has them: (sizes, offset), in elements.
+    """
+
+    plan: Plan
+    inputs: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], int], ...]
+
+
+def place(name: str, parts: Sequence[Placed], inputs: Sequence[PlanBuffer]) -> Plan:
+    """The plan that runs the parts in order.
+
+    Args:
+        inputs: the call's. None is changed by one part and used by another one.
+
+    Returns:
+        A plan without size symbols. Its outputs are those of the parts, in their order.
+    """
+    kernels: dict[tuple[Any, ...], int] = {}
+    table: list[Kernel] = []
+    buffers = {buffer.name: buffer for buffer in inputs}
+    steps: list[Step] = []
+    outputs: list[PlanOutput] = []
+    for number, part in enumerate(parts):
+        at = _At(part, number, inputs)
+        for kernel in part.plan.kernels:
+            key = kernel.wgsl, kernel.bindings
+            if key not in kernels:
+                kernels[key] = len(table)
+                table.append(replace(kernel, name=f"{kernel.name}_{len(table)}"))
+        found = [kernels[kernel.wgsl, kernel.bindings] for kernel in part.plan.kernels]
+        buffers |= at.buffers()
+        steps += [at.dispatch(s, found) for s in part.plan.steps if isinstance(s, Dispatch)]
+        outputs += map(at.output, part.plan.outputs)
+    return Plan(
+        name,
+        tuple(table),
+        buffers,
+        tuple(steps),
+        tuple(PlanInput(buffer.name) for buffer in inputs),
+        tuple(outputs),
+        {
+            f"{number}.{name}": data
+            for number, part in enumerate(parts)
+            for name, data in part.plan.constants.items()
+        },
+    )
+
+
+class _At:
+    """A part in its place.
+
+    Args:
+        number: of the part.
+        inputs: the call's.
+    """
+
+    def __init__(self, part: Placed, number: int, inputs: Sequence[PlanBuffer]) -> None:
+        self._part = part
+        self._inputs = inputs
+        plan = part.plan
+        self._names = {name: f"{number}.{name}" for name in plan.buffers}
+        self._given: dict[str, PlanBuffer] = {}
+        self._sizes: dict[str, int] = {}
+        for entry, position, (sizes, offset) in zip(
+            plan.inputs, part.inputs, part.layouts, strict=True
+        ):
+            assert entry.buffer is not None
+            own = plan.buffers[entry.buffer]
+            self._names[entry.buffer] = inputs[position].name
+            self._given[entry.buffer] = inputs[position]
+            for expr, value in zip((*own.sizes, own.offset), (*sizes, offset), strict=True):
+                symbol = as_symbol(expr)
+                if symbol is not None:
+                    self._sizes[symbol.name] = value
+
+    def _at(self, expr: Expr) -> Expr:
+        return expr if expr.is_constant else as_expr(evaluate(expr, self._sizes))
+
+    def _parameter(self, parameter: Parameter) -> Parameter:
+        assert not isinstance(parameter, HostNumber)
+        return self._at(parameter)
+
+    def buffers(self) -> dict[str, PlanBuffer]:
+        """Those that are not the call's."""
+        made = {}
+        for name, buffer in self._part.plan.buffers.items():
+            if name not in self._given:
+                sizes, strides = (
+                    tuple(map(self._at, buffer.sizes)),
+                    tuple(map(self._at, buffer.strides)),
+                )
+                offset, nbytes = self._at(buffer.offset), self._at(buffer.nbytes)
+                own = self._names[name]
+                made[own] = replace(
+                    buffer, name=own, sizes=sizes, strides=strides, offset=offset, nbytes=nbytes
+                )
+        return made
+
+    def dispatch(self, step: Dispatch, kernels: Sequence[int]) -> Dispatch:
+        """A step, whose kernels have these numbers."""
+        return Dispatch(
+            kernels[step.kernel],
+            tuple(map(self._binding, step.bindings)),
+            (self._at(step.grid[0]), self._at(step.grid[1]), self._at(step.grid[2])),
+            tuple(map(self._parameter, step.parameters)),
+            self._at(step.bytes_read),
+            self._at(step.bytes_written),
+            self._at(step.flops),
+            step.checks,
+            self._at(step.iterations),
+            tuple(map(self._at, step.narrow)),
+            tuple((self._at(read), self._at(written)) for read, written in step.traffic),
+        )
+
+    def _binding(self, binding: Binding) -> Binding:
+        nbytes = None if binding.nbytes is None else self._at(binding.nbytes)
+        return Binding(self._names[binding.buffer], binding.offset_nbytes, nbytes)
+
+    def output(self, output: PlanOutput) -> PlanOutput:
+        """What the part gives or changes, as the call does."""
+        assert output.buffer is not None
+        if output.mutates is not None:
+            position = self._part.inputs[output.mutates]
+            return self._written(output, position)
+        return replace(
+            output,
+            buffer=self._names[output.buffer],
+            sizes=tuple(map(self._at, output.sizes)),
+            strides=tuple(map(self._at, output.strides)),
+            offset=None if output.offset is None else self._at(output.offset),
+        )
+
+    def _written(self, output: PlanOutput, position: int) -> PlanOutput:
+        """A change of an input, whose layout may have other dimensions."""
+        layout, buffer = self._inputs[position], self._names[output.buffer or ""]
+        offset = layout.offset if buffer == layout.name else self._at(output.offset or ZERO)
+        return PlanOutput(buffer, layout.sizes, layout.strides, offset, mutates=position)
