@@ -23,7 +23,7 @@ from .queue import Recording
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
 from .status import Reports
 
-_version_of = attrgetter("version")
+_serial_of, _version_of = attrgetter("serial"), attrgetter("version")
 
 _MANY = 4  # dispatches from which on it pays to make only those anew that bind other memory
 
@@ -152,7 +152,7 @@ class Launcher:
         preparation = self._preparation
         if preparation is not None:
             buffers = [*buffers, *preparation([buffers[k] for k in self._static])]
-        serials = tuple([buffer.serial for buffer in buffers])
+        serials = tuple(map(_serial_of, buffers))
         reports = None
         if self._status is not None:
             reports = self._status.own()
@@ -160,6 +160,10 @@ class Launcher:
         recordings = self._known.get(serials)
         if recordings is None:
             recordings = self._bind(buffers, serials, reports)
+        if reports is None and not self._changed:
+            for recording in recordings:
+                self._record(recording)
+            return
         changed = [buffers[k].memory for k in self._changed]
         try:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
