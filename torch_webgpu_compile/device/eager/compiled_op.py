@@ -280,6 +280,8 @@ class CompiledOp:
             graph, variant = self._graph.at(values)
             made = graph.run_at(variant, values)
         else:
+            assert known.graph is not None
+            assert known.variant is not None
             made = known.graph.run_at(known.variant, values, known.is_as_expected)
         if self._constants is not None:
             made = [*made, *leaves, *self._constants]

@@ -92,10 +92,12 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """``aten::_to_copy``; always blocking, as PyTorch would otherwise ask for pinned memory."""
+    result: Tensor
     converted = dtype is not None and dtype is not tensor.dtype
     if converted and device is None and memory_format is None and is_here(tensor):
-        return run(_to_copy, tensor, dtype=dtype)  # in one step
-    result: Tensor = _to_copy.redispatch(
+        result = run(_to_copy, tensor, dtype=dtype)  # in one step
+        return result
+    result = _to_copy.redispatch(
         CPU_KEYS,
         tensor,
         dtype=dtype,

@@ -56,7 +56,7 @@ _default_dtype = torch.get_default_dtype
 _lock = threading.RLock()
 # By the operator's identity, which what is found keeps, as its hash is a function in Python. A
 # dictionary: by what else mattered to what was compiled, see `_details`.
-_by_signature: dict[tuple[Any, ...], KnownCall | dict[tuple[Any, ...], KnownCall]] = {}
+_by_signature: dict[tuple[Any, ...], Any] = {}
 _remembered = 0  # what there is of both kinds
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
 _mutable: dict[int, tuple[OpOverload, bool]] = {}
@@ -89,13 +89,12 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     if len(leaves) > 1 and (_mutable.get(id(op)) or _mutability(op))[1]:
         key += aliasing.sharing(leaves)
     signature = tuple(key)
-    known = _by_signature.get(signature)
-    if type(known) is dict:
-        known = known.get(_details(leaves))
+    found = _by_signature.get(signature)
+    known = found.get(_details(leaves)) if type(found) is dict else found
     if known is None:
         with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
             return _first_time(_Call(op, arguments, keywords, leaves, signature))
-    compiled = known.compiled
+    compiled: CompiledOp | None = known.compiled
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     try:
