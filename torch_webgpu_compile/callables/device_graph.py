@@ -33,6 +33,7 @@ from ..runtime.sections import Section
 from ..runtime.sized import Place
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
+from .call_data import CallData
 from .compiled_graph import CompiledGraph, PlanAt
 from .part_writes import write_part
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
@@ -261,37 +262,6 @@ def _is_kept(place: Place) -> bool:
     return isinstance(place.key, int) and place.nbytes <= SMALL_NBYTES
 
 
-class _Data:
-    """Memory for numbers and seeds of calls: a few buffers in turn, so that bind groups last."""
-
-    _MOST = 8
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._used: deque[tuple[GpuBuffer, int]] = deque()
-
-    def upload(self, data: bytes) -> GpuBuffer:
-        """A buffer with this content. Give it to `recorded` after the commands that read it."""
-        if len(data) > SMALL_NBYTES:
-            return self._device.upload_new(data)
-        try:
-            buffer, batch = self._used.popleft()
-        except IndexError:
-            return self._device.upload_small(data)
-        if batch < self._device.queue.sent:  # no pending command needs what it holds
-            self._device.upload_small(data, buffer)
-            return buffer
-        self._used.appendleft((buffer, batch))
-        return self._device.upload_small(data)
-
-    def recorded(self, buffers: Sequence[GpuBuffer]) -> None:
-        """Tells that all commands that read them are recorded: they can be used again later."""
-        batch = self._device.queue.batch
-        for buffer in buffers:
-            if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
-                self._used.append((buffer, batch))
-
-
 class DeviceGraph(CompiledGraph):
     """A `CompiledGraph` on the device's tensors.
 
@@ -319,7 +289,7 @@ class DeviceGraph(CompiledGraph):
         super().__init__(signature, device, plan_at)
 
     def _open(self, device: Device) -> None:
-        self._data = _Data(device)
+        self._data = CallData(device)
         super()._open(device)
         self.forget_sizes()
 

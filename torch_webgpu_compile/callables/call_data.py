@@ -1,0 +1,40 @@
+"""`CallData`: numbers and seeds of calls on their way to the GPU."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ..runtime.buffers import SMALL_NBYTES
+from ..runtime.device import Device, GpuBuffer
+
+
+class CallData:
+    """Memory for numbers and seeds of calls: a few buffers in turn, so that bind groups last."""
+
+    _MOST = 8
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._used: deque[tuple[GpuBuffer, int]] = deque()
+
+    def upload(self, data: bytes) -> GpuBuffer:
+        """A buffer with this content. Give it to `recorded` after the commands that read it."""
+        if len(data) > SMALL_NBYTES:
+            return self._device.upload_new(data)
+        try:
+            buffer, batch = self._used.popleft()
+        except IndexError:
+            return self._device.upload_small(data)
+        if batch < self._device.queue.sent:  # no pending command needs what it holds
+            self._device.upload_small(data, buffer)
+            return buffer
+        self._used.appendleft((buffer, batch))
+        return self._device.upload_small(data)
+
+    def recorded(self, buffers: Sequence[GpuBuffer]) -> None:
+        """Tells that all commands that read them are recorded: they can be used again later."""
+        batch = self._device.queue.batch
+        for buffer in buffers:
+            if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
+                self._used.append((buffer, batch))
