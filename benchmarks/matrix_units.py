@@ -103,7 +103,7 @@ class Product:
         steps = (call.dispatch(0),) * _DISPATCHES
         plan = replace(self.bound.executor.plan, kernels=(call.kernel,), steps=steps)
         executor = Executor(plan, self.device)
-        replay = executor.bind(self.bound.program.sizes, self.bound._externals).replay
+        replay = executor.bind(self.bound.sizes, self.bound._externals).replay
         return seconds_per_call(replay, self.device.synchronize, 0.05) / _DISPATCHES
 
     def error(self, tiling: UnitsTiling | None, mode: str = "default") -> float:

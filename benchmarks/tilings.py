@@ -81,7 +81,7 @@ class Model:
     def seconds(self, plan: Plan) -> float:
         """Of one replay of a plan, on the model's memory, in a stream of them."""
         executor = Executor(plan, self.device)
-        replay = executor.bind(self.bound.program.sizes, self.bound._externals).replay
+        replay = executor.bind(self.bound.sizes, self.bound._externals).replay
         return seconds_per_call(replay, self.device.synchronize, _BUDGET_S)
 
     def products(self) -> Iterator[tuple[MatmulProblem, ContractionGroup]]:

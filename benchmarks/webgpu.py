@@ -53,7 +53,7 @@ def recorded_plans() -> Iterator[list[BoundPlan]]:
 
 def traffic(bound: BoundPlan) -> dict[str, int]:
     """Least bytes and arithmetic of one replay, as the compiler counts them."""
-    sizes = bound.program.sizes
+    sizes = bound.sizes
     totals = {"bytes_read": 0, "bytes_written": 0, "flops": 0}
     for step in bound.executor.plan.steps:
         if isinstance(step, Dispatch):

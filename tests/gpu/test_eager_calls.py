@@ -50,7 +50,7 @@ class Runner:
         values = [leaves[k] for k in self.call.arguments]
         if self.call.numbers is not None:
             values.append(
-                torch.frombuffer(bytearray(self.call.numbers(leaves)), dtype=torch.float32)
+                torch.frombuffer(bytearray(self.call.numbers.compute(leaves)), dtype=torch.float32)
             )
         sizes = self.signature.variant(values).sizes
         externals = {}

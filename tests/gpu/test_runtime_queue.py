@@ -48,7 +48,7 @@ def adder(device: Device, x: GpuBuffer, y: GpuBuffer, numel: int) -> BoundPlan:
 
 def invalid(bound: BoundPlan, name: str) -> Recording:
     """The plan's dispatch with a grid that the GPU refuses."""
-    segment = bound.program.segments[0]
+    segment = bound.segments()[0]
     assert isinstance(segment, Recording)
     run = segment.commands[0]
     assert isinstance(run, DispatchRun)

@@ -24,6 +24,7 @@ from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
 from ..plan.model import HostStep
+from ..plan.recent import most_sizes
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
@@ -32,6 +33,7 @@ from ..runtime.sections import Section
 from ..runtime.sized import Place
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
+from .call_data import CallData
 from .compiled_graph import CompiledGraph, PlanAt
 from .part_writes import write_part
 from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
@@ -51,6 +53,44 @@ class _Kept:
     position: int
     constant: GpuBuffer | None
     nbytes: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is just the memory at the position."""
+        return self.constant is None and not self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """New tensors in memory that the call has filled.
+
+    Attributes:
+        position: of the memory among the buffers; -1: ask ``kept``.
+        nbytes: of their storage.
+        tensors: (position among the results, then the arguments of `storages.new_tensor`).
+    """
+
+    kept: _Kept
+    position: int
+    nbytes: int
+    dtype: torch.dtype
+    tensors: tuple[tuple[int, int, Sequence[int], Sequence[int]], ...]
+
+    @staticmethod
+    def of(recipe: TensorRecipe, kept: _Kept) -> _Made:
+        """What a recipe makes."""
+        whole = recipe.sizes, recipe.strides, recipe.offset_nbytes // recipe.dtype.itemsize
+        views = [(position, *(view or whole)) for position, view in recipe.results]
+        return _Made(
+            kept,
+            kept.position if kept.is_plain else -1,
+            recipe.offset_nbytes + recipe.nbytes,
+            recipe.dtype,
+            tuple(
+                (position, offset, sizes, storages.given_strides(sizes, strides))
+                for position, sizes, strides, offset in views
+            ),
+        )
 
 
 class _Many:
@@ -113,17 +153,24 @@ class _ResolvedCall:
         buffers: None in every place that a call fills. The others are the same in all calls: what
             no kernel reads, and intermediates of a few bytes.
         inputs: the arguments, with their positions among the buffers.
-        many, others: the same again, from the first call on: tensors that are found at once, where
-            they are many, and the rest.
-        tensors, mutations: where the values of the variant's recipes are.
+        tensors: those that are tensors: (position, place, offset in bytes); the rest are ``data``.
+        many, others: the same again, from the first call that looks at them on: tensors that are
+            found at once, where they are many, and the rest.
+        constants: the results, without tensors; None: ask the variant.
+        made, mutations: the tensors of the variant's recipes, and where their values are.
+        counts: whether versions of arguments are to be counted.
         alone: calls may not be recorded side by side, as they share memory.
     """
 
     sections: tuple[_Section, ...]
     buffers: list[GpuBuffer | None]
     inputs: tuple[tuple[UploadRecipe, int], ...]
-    tensors: tuple[_Kept, ...]
-    mutations: tuple[_Kept, ...]
+    tensors: tuple[tuple[int, int, int], ...]
+    data: tuple[tuple[int, int], ...]
+    constants: list[Any] | None
+    made: tuple[_Made, ...]
+    mutations: tuple[tuple[MutationRecipe, _Kept], ...]
+    counts: bool
     dispatch_count: int
     alone: bool
     many: _Many | None = None
@@ -142,7 +189,10 @@ class _ResolvedCall:
         return self.others
 
 
-def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCall:
+def _resolve(
+    executor: Executor, variant: Variant, phase: Phase, data: Collection[int]
+) -> _ResolvedCall:
+    """``data``: positions of the arguments that are bytes."""
     plan, sizes, allocate = executor.plan, variant.sizes, executor.device.allocate
     arguments = {recipe.buffer: recipe.position for recipe in variant.uploads}
     # What was saved for a backward graph is its own, unless somebody wants to run it again.
@@ -189,12 +239,19 @@ def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCal
         copied_nbytes = evaluate(plan.buffers[name].nbytes, sizes) if shared else 0
         return _Kept(position.get(name, -1), constants.get(name), copied_nbytes)
 
+    inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
     return _ResolvedCall(
         tuple(resolved(launch, section) for launch, section in sections),
         buffers,
-        tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads),
-        tuple(keep(recipe.buffer) for recipe in variant.tensors),
-        tuple(keep(recipe.buffer, recipe.in_place) for recipe in variant.mutations),
+        inputs,
+        tuple(
+            (r.position, place, r.offset_nbytes) for r, place in inputs if r.position not in data
+        ),
+        tuple((r.position, place) for r, place in inputs if r.position in data),
+        None if variant.ragged else list(variant.constants),
+        tuple(_Made.of(recipe, keep(recipe.buffer)) for recipe in variant.tensors),
+        tuple((m, keep(m.buffer, m.in_place)) for m in variant.mutations),
+        not all(m.counted for m in variant.mutations),
         sum(launch.dispatch_count for launch, _ in sections),
         any(isinstance(step, HostStep) for step in plan.steps) or bool(few),
     )
@@ -203,51 +260,6 @@ def _resolve(executor: Executor, variant: Variant, phase: Phase) -> _ResolvedCal
 def _is_kept(place: Place) -> bool:
     """Whether memory of intermediates is so little that it is not returned after a call."""
     return isinstance(place.key, int) and place.nbytes <= SMALL_NBYTES
-
-
-class _Numbers:
-    """Memory for the numbers of calls: a few buffers in turn, so that bind groups can be reused.
-
-    What comes twice in a row, such as the eps of a norm, stays in memory of its own.
-    """
-
-    _MOST = 8
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._used: deque[tuple[GpuBuffer, int]] = deque()
-        self._kept: dict[bytes, GpuBuffer] = {}
-        self._last = b""
-
-    def upload(self, data: bytes) -> tuple[GpuBuffer, GpuBuffer | None]:
-        """A buffer with this content, and what to give to `recorded`, if anything."""
-        kept = self._kept.get(data)
-        if kept is not None:
-            return kept, None
-        if data == self._last and len(self._kept) < self._MOST:
-            kept = self._kept[data] = self._device.upload_new(data)
-            return kept, None
-        self._last = data
-        buffer = self._taken(data)
-        return buffer, buffer
-
-    def _taken(self, data: bytes) -> GpuBuffer:
-        if len(data) > SMALL_NBYTES:
-            return self._device.upload_new(data)
-        try:
-            buffer, batch = self._used.popleft()
-        except IndexError:
-            return self._device.upload_small(data)
-        if batch < self._device.queue.sent:  # no pending command needs what it holds
-            self._device.upload_small(data, buffer)
-            return buffer
-        self._used.appendleft((buffer, batch))
-        return self._device.upload_small(data)
-
-    def recorded(self, buffer: GpuBuffer) -> None:
-        """Tells that all commands that read ``buffer`` are recorded: it can be used again later."""
-        if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
-            self._used.append((buffer, self._device.queue.batch))
 
 
 class DeviceGraph(CompiledGraph):
@@ -273,10 +285,11 @@ class DeviceGraph(CompiledGraph):
         self.index = index
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
         self._lock = threading.Lock()
+        self._in_use: deque[Variant] = deque()  # that are resolved, the oldest first
         super().__init__(signature, device, plan_at)
 
     def _open(self, device: Device) -> None:
-        self._numbers = _Numbers(device)
+        self._data = CallData(device)
         super()._open(device)
         self.forget_sizes()
 
@@ -287,15 +300,96 @@ class DeviceGraph(CompiledGraph):
         return draw_seeds(self.index, count)
 
     def run_seeded(self, values: list[Any]) -> list[Any]:
+        graph, variant = self.at(values)
+        return graph.run_at(variant, values)
+
+    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, Variant]:
+        """The graph that runs calls with these arguments, and what it makes of their sizes."""
         variant = self.signature.variant(values)
+        if (
+            variant.resolved is None
+            and self.plan_at is not None
+            and not variant.fits(self.device.target)
+        ):
+            specialized = self._specialize(variant)
+            assert isinstance(specialized, DeviceGraph)
+            return specialized.at(values)
+        return self, variant
+
+    def expects(self, variant: Variant, values: Sequence[Any]) -> bool:
+        """Whether all tensors are as ``is_as_expected`` of `run_at` has it.
+
+        Args:
+            values: without what follows them as bytes.
+        """
+        given = [recipe for recipe in variant.uploads if recipe.position < len(values)]
+        return all(
+            isinstance(tensor := values[recipe.position], Tensor)
+            and tensor.device == self._own
+            and tensor.stride() == recipe.strides
+            and storages.data_ptr(tensor) % BINDING_ALIGNMENT == recipe.offset_nbytes
+            and storages.buffer_at(storages.data_ptr(tensor)) is not None
+            for recipe in given
+        )
+
+    def run_at(
+        self, variant: Variant, values: list[Any], is_as_expected: bool = False
+    ) -> list[Any]:
+        """`run_seeded` with what `at` gives.
+
+        Args:
+            is_as_expected: every tensor is on the device, with the strides that the plan reads, at
+                an offset that is the plan's but for multiples of `BINDING_ALIGNMENT`.
+        """
         resolved: _ResolvedCall | None = variant.resolved
         if resolved is None:
-            if self.plan_at is not None and not variant.fits(self.device.target):
-                return self._specialize(variant).run_seeded(values)
-            resolved = self._resolved(variant)
+            resolved = self._resolved(variant, values)
         buffers: list[Any] = resolved.buffers[:]
-        numbers: GpuBuffer | None = None
-        moved: set[int] = set()  # positions of what may be in other memory than the argument
+        moved: Collection[int] = ()  # positions of what may be in other memory than the argument
+        if is_as_expected:
+            storages.find_known(values, resolved.tensors, buffers)
+        else:
+            moved = self._find(resolved, values, buffers)
+        data: Sequence[GpuBuffer] = ()
+        if resolved.data:
+            data = [self._data.upload(values[position]) for position, _ in resolved.data]
+            for (_, place), buffer in zip(resolved.data, data, strict=True):
+                buffers[place] = buffer
+        if resolved.alone:
+            with self.executor.lock:
+                copied = self._launch(variant, resolved, values, buffers)
+        else:
+            copied = self._launch(variant, resolved, values, buffers)
+        if data:
+            self._data.recorded(data)
+        counters.dispatches += resolved.dispatch_count  # without a call in between: no lock
+        constants = resolved.constants
+        results = variant.results(values) if constants is None else constants[:]
+        index, new_tensor = self.index, storages.new_tensor
+        for made in resolved.made:
+            where = made.position
+            memory = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
+            storage = storages.new_storage(made.nbytes, index, memory)
+            for position, offset, sizes, strides in made.tensors:
+                results[position] = new_tensor(storage, made.dtype, sizes, strides, offset, index)
+        if resolved.counts:
+            self._count_changes(variant, values)
+        for mutation, kept in resolved.mutations:
+            place = kept.position
+            if not mutation.in_place or place in moved or place in copied:
+                self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
+        for output, position in self.signature.phase.forwarded:
+            results[output] = values[position]
+        return results
+
+    def _find(
+        self, resolved: _ResolvedCall, values: Sequence[Any], buffers: list[Any]
+    ) -> Collection[int]:
+        """Fills in the memory of tensor arguments, wherever these are and whatever their layout.
+
+        Positions of what is in other memory than the argument.
+        """
+        moved: set[int] = set()
         find, own = storages.find_buffer, self._own
         inputs = resolved.others
         if inputs is None:
@@ -305,40 +399,22 @@ class DeviceGraph(CompiledGraph):
         for recipe, position in inputs:
             value = values[recipe.position]
             if type(value) is bytes:
-                buffers[position], numbers = self._numbers.upload(value)
                 continue
             buffer: AnyBuffer | None = find(value, own, recipe.strides, recipe.offset_nbytes)
             if buffer is None:
                 buffer = self._memory(value, recipe)
                 moved.add(position)
             buffers[position] = buffer
-        if resolved.alone:
-            with self.executor.lock:
-                moved.update(self._launch(variant, resolved, values, buffers))
-        else:
-            moved.update(self._launch(variant, resolved, values, buffers))
-        if numbers is not None:
-            self._numbers.recorded(numbers)
-        counters.add_call(resolved.dispatch_count, 0, 0)
-        results: list[Any] = variant.results(values)
-        for made, kept in zip(variant.tensors, resolved.tensors, strict=True):
-            self._add_results(made, self._kept(kept, buffers), results)
-        self._count_changes(variant, values)
-        for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
-            if not mutation.in_place or kept.position in moved:
-                self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
-        for output, position in self.signature.phase.forwarded:
-            results[output] = values[position]
-        return results
+        return moved
 
     def _launch(
         self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
     ) -> Collection[int]:
         """Records the call on memory for its inputs, and for what it computes, which it gets here.
 
-        Positions of what it has in other memory than the argument.
+        Positions of arguments that it has copied.
         """
-        moved: Collection[int] = ()
+        copied: Collection[int] = ()
         allocate = self.device.allocate_many
         for section in resolved.sections:
             for positions, buffer in zip(section.places, allocate(section.nbytes), strict=True):
@@ -354,9 +430,9 @@ class DeviceGraph(CompiledGraph):
             try:
                 section.launch(buffers)
             except SharedMemoryError:
-                moved = self._copy_changed(variant, resolved, values, buffers)
+                copied = self._copy_changed(variant, resolved, values, buffers)
                 section.launch(buffers)
-        return moved
+        return copied
 
     def _copy_changed(
         self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
@@ -368,7 +444,7 @@ class DeviceGraph(CompiledGraph):
         copied = set()
         recipes = {recipe.position: recipe for recipe in variant.uploads}
         loans = Counter(id(_memory_of(buffer)) for buffer in buffers)
-        for mutation, kept in zip(variant.mutations, resolved.mutations, strict=True):
+        for mutation, kept in resolved.mutations:
             shared = mutation.in_place and loans[id(_memory_of(buffers[kept.position]))] > 1
             if shared and values[mutation.position].device.type == devices.NAME:
                 recipe = recipes[mutation.position]
@@ -385,18 +461,26 @@ class DeviceGraph(CompiledGraph):
         self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
         return copy
 
-    def _resolved(self, variant: Variant) -> _ResolvedCall:
+    def _resolved(self, variant: Variant, values: Sequence[Any]) -> _ResolvedCall:
         if self.device.is_lost:
             self._rebind()
         with self.executor.lock:
-            if variant.resolved is None:
-                variant.resolved = _resolve(self.executor, variant, self.signature.phase)
-            made: _ResolvedCall = variant.resolved
+            made: _ResolvedCall | None = variant.resolved
+            if made is None:
+                data = {k for k, value in enumerate(values) if type(value) is bytes}
+                made = _resolve(self.executor, variant, self.signature.phase, data)
+                variant.resolved = made
+                self._in_use.append(variant)
+                while len(self._in_use) > most_sizes(self.plan.dispatch_count):
+                    self._in_use.popleft().resolved = None
             return made
 
     def forget_sizes(self) -> None:
         """Drops what was made for the sizes of earlier calls; later ones make it again."""
         self.signature.forget()
+        in_use, self._in_use = self._in_use, deque()
+        for variant in in_use:
+            variant.resolved = None
 
     def reclaim(self) -> None:
         self.forget_sizes()
@@ -463,16 +547,6 @@ class DeviceGraph(CompiledGraph):
         return buffer
 
     # ---- out
-
-    def _add_results(self, recipe: TensorRecipe, buffer: GpuBuffer, results: list[Any]) -> None:
-        itemsize = recipe.dtype.itemsize
-        offset, index = recipe.offset_nbytes // itemsize, self.index
-        storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, index, buffer)
-        for position, view in recipe.results:
-            sizes, strides, start = view or (recipe.sizes, recipe.strides, offset)
-            results[position] = storages.new_tensor(
-                storage, recipe.dtype, sizes, strides, start, index
-            )
 
     def _count_changes(self, variant: Variant, values: list[Any]) -> None:
         """Increments the versions of the arguments that the call has changed."""

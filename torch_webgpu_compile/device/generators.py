@@ -49,8 +49,8 @@ def _state_of(index: int) -> tuple[int, int]:
     return state
 
 
-def draw_seeds(index: int, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Seeds for ``count`` random operators on ``webgpu:index``: int32 (count, 2), on the CPU.
+def draw_seeds(index: int, count: int, generator: torch.Generator | None = None) -> bytes:
+    """Seeds for ``count`` random operators on ``webgpu:index``: int32 (count, 2), as bytes.
 
     Args:
         generator: one for the device, or one of `default_generators`, to draw them from in the
@@ -64,13 +64,12 @@ def draw_seeds(index: int, count: int, generator: torch.Generator | None = None)
         known = _of_device(generator)
         if not isinstance(known, _DefaultGenerator):
             numbers = torch.empty((count, 2), dtype=torch.int32, device="cpu")
-            return numbers.random_(generator=known.on_host())
+            return numbers.random_(generator=known.on_host()).numpy().tobytes()
         place = known.device.index
     with _lock:
         seed, offset = _state_of(place)
         _states[place] = seed, offset + count
-    data = bytearray(seed_bytes(seed, offset, count))
-    return torch.frombuffer(data, dtype=torch.int32).view(count, 2)
+    return seed_bytes(seed, offset, count)
 
 
 def manual_seed(seed: int) -> None:
@@ -213,8 +212,8 @@ class _DefaultGenerator(DeviceGenerator):
         return index
 
     def on_host(self) -> torch.Generator:
-        drawn = draw_seeds(self._index, 1).view(torch.int64)
-        return torch.Generator().manual_seed(int(drawn))
+        drawn = int.from_bytes(draw_seeds(self._index, 1), "little", signed=True)
+        return torch.Generator().manual_seed(drawn)
 
     def get_state(self) -> Tensor:
         return get_rng_state(self._index)

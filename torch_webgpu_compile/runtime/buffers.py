@@ -112,16 +112,14 @@ class GpuBuffer:
         "version",
     )
 
-    handle: Handle
+    # `BufferPool` sets all of them: an `__init__` would take as long as the rest of an allocation.
+    _loan: weakref.ref[GpuBuffer] | None
+    _pool: BufferPool
     capacity: int
-
-    def __init__(self, pool: BufferPool, nbytes: int) -> None:
-        """Without memory, which `BufferPool` lends it."""
-        self._pool = pool
-        self._loan: weakref.ref[GpuBuffer] | None = None
-        self.nbytes = nbytes
-        self.serial: int = 0
-        self.version: int = 0
+    handle: Handle
+    nbytes: int
+    serial: int
+    version: int
 
     offset_nbytes = 0  # see `BufferSlice`
 
@@ -333,26 +331,29 @@ class BufferPool:
                 f"the GPU is out of memory. A buffer of {nbytes:,} bytes is larger than this GPU "
                 f"allows ({self._max_nbytes:,} bytes); split the tensor"
             )
-        buffer = GpuBuffer(self, nbytes)
+        buffer = GpuBuffer()
+        buffer.nbytes = nbytes
         loan = weakref.ref(buffer, self._on_drop)
+        position: int | None = None
         with self._lock:
             if self.returned:
                 self._sort_in()
             free = self._free.get((usage, capacity)) or self._larger(usage, capacity)
-            if free and not is_idle:
-                self._lend(buffer, loan, free[0][1], free)
-            elif free:
-                sent = math.inf if self._queue.is_empty else self._queue.sent
-                idle = (k for k, (_, entry) in enumerate(free) if entry.batch < sent)
-                position = next(idle, None)
-                if position is not None:
-                    self._lend(buffer, loan, free[position][1], free, position)
-        if buffer._loan is None:
+            if free:
+                position = self._idle(free) if is_idle else 0
+            if free and position is not None:
+                self._lend(buffer, loan, free[position][1], free, position)
+        if position is None:
             self._free_old()
             new = self._create(capacity, usage)
             with self._lock:
                 self._lend(buffer, loan, new)
         return buffer
+
+    def _idle(self, free: list[_Free]) -> int | None:
+        """The position of one that no pending command uses."""
+        sent = math.inf if self._queue.is_empty else self._queue.sent
+        return next((k for k, (_, entry) in enumerate(free) if entry.batch < sent), None)
 
     def allocate_many(self, sizes: Sequence[int]) -> list[GpuBuffer]:
         """`allocate` of a storage buffer for each number of bytes, as calls of graphs need them.
@@ -370,7 +371,8 @@ class BufferPool:
                 free = self._free.get(key) or self._larger(*key)
                 if not free:
                     break
-                buffer = GpuBuffer(self, nbytes)
+                buffer = GpuBuffer()
+                buffer.nbytes = nbytes
                 self._lend(buffer, weakref.ref(buffer, self._on_drop), free[0][1], free)
                 made.append(buffer)
         made += map(self.allocate, sizes[len(made) :])  # from the first that the pool has not
@@ -399,6 +401,8 @@ class BufferPool:
         self._allocated += allocation.capacity
         if self._allocated > self._peak:
             self._peak = self._allocated
+        buffer._pool = self
+        buffer.version = 0
         buffer.handle = allocation.handle
         buffer.capacity = allocation.capacity
         buffer.serial = allocation.serial

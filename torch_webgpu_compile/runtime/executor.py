@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,10 +27,9 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .interface import Handle
 from .launcher import Launcher, Preparation
-from .program import ResolvedPlan, Segment, Users, build_segments, rebind
-from .queue import Recording
+from .program import Segment, Users, build_segments, rebind
 from .sections import Section, divide
-from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
+from .sized import HostCommand, SizedDispatch, SizedPlan, SlicedKernel, size_plan
 
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
@@ -49,8 +49,8 @@ class Executor:
         device: where.
         host_call: runs `HostStep`s; may be None for a plan without any.
         device_call: runs those that are ``on_device``.
-        max_programs: combinations of sizes and memory that stay resolved. A compiled model meets
-            few; an eager operator meets many.
+        max_programs: sets of sizes that stay resolved. A compiled model meets few; an eager
+            operator meets many.
 
     Attributes:
         lock: hold it over upload → replay → download when several threads use this executor: its
@@ -95,7 +95,7 @@ class Executor:
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
         self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
-        self._programs = Recent[tuple[Any, ...], ResolvedPlan](max_programs)
+        self._own_memory = Recent[tuple[Any, ...], _OwnMemory](max_programs)
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
         self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
@@ -135,19 +135,14 @@ class Executor:
         """
         sizes = _NOTHING if sizes is None else sizes
         externals = _NOTHING if externals is None else externals
-        if self.checks_indices:
-            externals = {**externals, STATUS: self.device.status.own().buffer}
-        serials = tuple([buffer.serial for buffer in externals.values()])
-        key = (*sizes.items(), *externals, serials)
+        key = (*sizes.items(), *externals)
         with self.lock:
-            program = self._programs.find(key)
-            if program is None:
-                program = self._programs.keep(key, self._build(sizes, externals))
-        return BoundPlan(self, program, externals)
-
-    def run(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> None:
-        """Binds and replays the plan. Raises as `bind` and `BoundPlan.replay` do."""
-        self.bind(sizes, externals).replay()
+            own = self._own_memory.find(key)
+            if own is None:
+                own = self._own_memory.keep(key, self._own(sizes, externals))
+            bound = BoundPlan(self, own, externals)
+            bound.segments()  # raises what there is to raise
+        return bound
 
     def prepared(self, memory: Mapping[str, AnyBuffer]) -> dict[str, GpuBuffer]:
         """The plan's prepared buffers, by name, for inputs of which ``memory`` has the static ones.
@@ -222,23 +217,26 @@ class Executor:
             self._sized_plans.keep(key, sized)
         return sized
 
-    def _build(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> ResolvedPlan:
-        sized = self._sized(sizes)
+    def _own(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> _OwnMemory:
+        launcher = self._launcher(self._sized(sizes))
         for name in externals:
             if name not in self.plan.buffers:
                 raise DeviceError(f"plan {self.plan.name} has no buffer {name}")
-        given = {**self._constants, **externals}
-        for name in () if self.preparation is None else self.preparation.names:
-            if name not in given:
+        for name in launcher.prepared:
+            if name not in externals:
                 raise DeviceError(
                     f"plan {self.plan.name} needs its prepared buffer {name}; give bind() what "
                     "prepared() returns"
                 )
-        own: dict[str, AnyBuffer] = dict(self._constants)
-        if len(given) < len(sized.names):
-            own |= self._own(sized, given)
-        given |= own | dict(externals)
-        return ResolvedPlan(sized, own, self.build(sized, [given[name] for name in sized.names]))
+        names = launcher.sized.names[: len(launcher.names) + len(launcher.prepared)]
+        own = self._intermediates(launcher.sized, externals)
+        places = {name: place for place, name in enumerate(names)}
+        return _OwnMemory(
+            launcher,
+            [own.get(name) for name in names],
+            tuple(places[name] for name in externals),
+            {**own, **self._constants},
+        )
 
     def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
         """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
@@ -253,10 +251,10 @@ class Executor:
         self,
         sized: SizedPlan,
         buffers: Sequence[AnyBuffer],
-        recordings: Sequence[Recording],
+        recordings: Sequence[Segment],
         users: Users,
         changed: Sequence[int],
-    ) -> list[Recording]:
+    ) -> list[Segment]:
         """What `build` gives, made of what it gave for memory that differs at these positions."""
         for position in changed:
             if buffers[position].capacity < sized.nbytes[position]:
@@ -275,12 +273,14 @@ class Executor:
             f"{buffer.nbytes}; check the sizes given to bind()"
         )
 
-    def _own(self, sized: SizedPlan, given: Mapping[str, AnyBuffer]) -> dict[str, GpuBuffer]:
+    def _intermediates(
+        self, sized: SizedPlan, given: Mapping[str, AnyBuffer]
+    ) -> dict[str, GpuBuffer]:
         """The executor's memory for the plan buffers that are not given."""
         places: dict[str, str | int] = {}
         needed: dict[str | int, int] = {}
         for name, nbytes in zip(sized.names, sized.nbytes, strict=True):
-            if name not in given:
+            if name not in given and name not in self._constants and name != STATUS:
                 slot = self.plan.buffers[name].slot
                 place = places[name] = name if slot is None else slot
                 needed[place] = max(needed.get(place, 0), nbytes)
@@ -290,7 +290,7 @@ class Executor:
             if place not in self._owned or self._owned[place].capacity < nbytes
         ]
         if any(place in self._owned for place in small):
-            self._programs.clear()  # programs with the old memory would keep it alive
+            self._own_memory.clear()  # what was made for the old memory would keep it alive
         for place in small:
             self._owned.pop(place, None)
         # Running out of memory may empty `_owned` in between (`reclaim`).
@@ -301,66 +301,104 @@ class Executor:
         return {name: buffers[place] for name, place in places.items()}
 
     def reclaim(self) -> None:
-        """Drops cached programs and the executor's own buffers; bound plans in use keep theirs."""
+        """Drops what was resolved and the executor's buffers; bound plans in use keep theirs."""
         if self.lock.acquire(blocking=False):  # another thread is calling it: leave it alone
             try:
-                self._programs.clear()
+                self._own_memory.clear()
                 self._sized_plans.clear()
                 self._owned.clear()
             finally:
                 self.lock.release()
 
-    def run_host_step(self, command: HostCommand, bound: BoundPlan) -> None:
+    def run_host_step(
+        self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
+    ) -> None:
         """Downloads the arguments of a host step, runs it and uploads its results."""
         step = command.step
         if step.on_device:
             assert self._device_call is not None
-            self._device_call(step, bound.buffer, bound.program.sizes)
+            self._device_call(step, memory.__getitem__, sizes)
             return
         assert self._host_call is not None
         arrays = [np.empty(nbytes, np.uint8) for _, nbytes in command.arguments]
         self.device.download_many(
             [
-                (bound.buffer(name), 0, nbytes, array.__array_interface__["data"][0])
+                (memory[name], 0, nbytes, array.__array_interface__["data"][0])
                 for (name, nbytes), array in zip(command.arguments, arrays, strict=True)
             ]
         )
-        results = self._host_call(step, list(arrays), bound.program.sizes)
+        results = self._host_call(step, list(arrays), sizes)
         if len(results) != len(command.outputs):
             raise DeviceError(
                 f"host step {step.target} gave {len(results)} results, the plan expects "
                 f"{len(command.outputs)}"
             )
         for name, result in zip(command.outputs, results, strict=True):
-            self.device.upload(bound.buffer(name), result)
+            self.device.upload(memory[name], result)
+
+
+@dataclass(slots=True)
+class _OwnMemory:
+    """A plan at some sizes, with the executor's memory for what a caller does not give.
+
+    Attributes:
+        buffers: for the launcher's names and prepared buffers; None where the caller gives some.
+        given: the places of these, in the caller's order.
+        by_name: the executor's own.
+    """
+
+    launcher: Launcher
+    buffers: list[AnyBuffer | None]
+    given: tuple[int, ...]
+    by_name: dict[str, GpuBuffer]
 
 
 class BoundPlan:
-    """A plan with sizes and memory. Keeps the caller's buffers alive while it is held."""
+    """A plan with sizes and memory. Keeps the caller's buffers alive while it is held.
 
-    __slots__ = ("_executor", "_externals", "program")
+    Attributes:
+        executor: whose plan this is.
+        sizes: values of the plan's size symbols.
+        dispatch_count: dispatches per replay (those with an empty grid are not made).
+    """
+
+    __slots__ = ("_buffers", "_externals", "_launcher", "_own", "dispatch_count", "executor")
 
     def __init__(
-        self, executor: Executor, program: ResolvedPlan, externals: Mapping[str, AnyBuffer]
+        self, executor: Executor, own: _OwnMemory, externals: Mapping[str, AnyBuffer]
     ) -> None:
-        self._executor = executor
+        self.executor = executor
+        self._launcher = own.launcher
+        self._own = own.by_name
         self._externals = dict(externals)
-        self.program = program
+        self._buffers: list[Any] = own.buffers[:]
+        for place, buffer in zip(own.given, externals.values(), strict=True):
+            self._buffers[place] = buffer
+        self.dispatch_count = own.launcher.dispatch_count
 
     @property
-    def dispatch_count(self) -> int:
-        """Dispatches per replay (those with an empty grid are not made)."""
-        return self.program.dispatch_count
+    def sizes(self) -> dict[str, int]:
+        """See the class."""
+        return self._launcher.sized.sizes
 
     @property
-    def executor(self) -> Executor:
-        """Whose plan this is."""
-        return self._executor
+    def dispatch_steps(self) -> list[int]:
+        """For each dispatch made, its index among the plan's `Dispatch` steps."""
+        steps = self._launcher.sized.steps
+        return [step.index for step in steps if isinstance(step, SizedDispatch)]
+
+    def segments(self) -> Sequence[Segment]:
+        """What `replay` records, and the host steps that it runs, in order."""
+        return self._launcher.segments(self._buffers)
+
+    def run_host_step(self, command: HostCommand) -> None:
+        """Runs one of the `segments`."""
+        self.executor.run_host_step(command, self._launcher.memory(self._buffers), self.sizes)
 
     def buffer(self, name: str) -> AnyBuffer:
         """The memory of a plan buffer: the caller's own where it was given to `Executor.bind`."""
         given = self._externals.get(name)
-        return given if given is not None else self.program.buffers[name]
+        return given if given is not None else self._own[name]
 
     def replay(self) -> None:
         """Records the plan's commands (see `CommandQueue`). Waits only for host steps.
@@ -369,22 +407,5 @@ class BoundPlan:
             DeviceError, DeviceLostError: the device refused these or earlier commands; the executor
                 stays usable.
         """
-        executor = self._executor
-        record = executor.device.queue.record
-        try:
-            self._mark()  # also before, as Ctrl-C may cut the second time short
-            with executor.lock:
-                for segment in self.program.segments:
-                    if isinstance(segment, HostCommand):
-                        executor.run_host_step(segment, self)
-                    else:
-                        record(segment)
-        finally:
-            self._mark()
-
-    def _mark(self) -> None:
-        """Says what recorded commands change."""
-        for name in self._executor.changed:
-            self.buffer(name).memory.version = 0
-        if self._executor.checks_indices:
-            self._executor.device.status.own().is_pending = True
+        with self.executor.lock:
+            self._launcher.run(self._buffers)

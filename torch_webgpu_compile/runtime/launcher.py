@@ -19,11 +19,10 @@ from ..plan.model import Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device
 from .program import Segment, Users, users_of
-from .queue import Recording
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
 from .status import Reports
 
-_version_of = attrgetter("version")
+_serial_of, _version_of = attrgetter("serial"), attrgetter("version")
 
 _MANY = 4  # dispatches from which on it pays to make only those anew that bind other memory
 
@@ -51,11 +50,13 @@ class PlanExecutor(Protocol):
         self,
         sized: SizedPlan,
         buffers: Sequence[AnyBuffer],
-        recordings: Sequence[Recording],
+        recordings: Sequence[Segment],
         users: Users,
         changed: Sequence[int],
-    ) -> list[Recording]: ...
-    def run(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> None: ...
+    ) -> list[Segment]: ...
+    def run_host_step(
+        self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
+    ) -> None: ...
 
 
 class Launcher:
@@ -73,7 +74,9 @@ class Launcher:
     Attributes:
         names: the plan buffers that a call gives memory for: all but prepared ones and constants.
         nbytes: what the memory of each has to hold.
+        sized: the plan at its sizes.
         places: which of them are outputs and intermediates, and the memory that those need.
+        prepared: the buffers that `Preparation` gives memory for.
         constants: the plan's own buffers by name.
         dispatch_count: dispatches per call.
     """
@@ -87,7 +90,6 @@ class Launcher:
         "_known",
         "_preparation",
         "_record",
-        "_sized",
         "_static",
         "_status",
         "_users",
@@ -95,6 +97,8 @@ class Launcher:
         "dispatch_count",
         "names",
         "nbytes",
+        "prepared",
+        "sized",
     )
 
     def __init__(
@@ -104,11 +108,11 @@ class Launcher:
         constants: Sequence[GpuBuffer],
     ) -> None:
         self._executor = executor
-        self._sized = sized
+        self.sized = sized
         self._constants = constants
         self._has_host_steps = any(isinstance(step, HostCommand) for step in sized.steps)
         self._record = executor.device.queue.record
-        self._known: dict[tuple[Serial, ...], Sequence[Recording]] = {}
+        self._known: dict[tuple[Serial, ...], Sequence[Segment]] = {}
         self._users: Users | None = None
         self._status = executor.device.status if executor.checks_indices else None
         end = len(sized.names) - (self._status is not None)  # the last one is its
@@ -122,6 +126,7 @@ class Launcher:
         if preparation is not None:
             self._static = tuple(map(sized.names.index, preparation.reads))
             count -= len(preparation.names)
+        self.prepared = () if preparation is None else preparation.names
         self.names, self.nbytes = sized.names[:count], sized.nbytes[:count]
         self._changed = tuple(map(self.names.index, executor.changed))
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
@@ -138,10 +143,10 @@ class Launcher:
     @property
     def places(self) -> tuple[Place, ...]:
         """See the class."""
-        return self._sized.places
+        return self.sized.places
 
     def __call__(self, buffers: Sequence[AnyBuffer]) -> None:
-        """Records the plan on memory for ``names``.
+        """Records the plan on memory for ``names``. Waits only for host steps.
 
         Raises:
             DeviceError: a buffer is released, too small, or bound for reading and for writing by
@@ -152,21 +157,39 @@ class Launcher:
         preparation = self._preparation
         if preparation is not None:
             buffers = [*buffers, *preparation([buffers[k] for k in self._static])]
-        serials = tuple([buffer.serial for buffer in buffers])
-        reports = None
-        if self._status is not None:
-            reports = self._status.own()
-            serials = (*serials, reports.buffer.serial)
-        recordings = self._known.get(serials)
-        if recordings is None:
-            recordings = self._bind(buffers, serials, reports)
+        self.run(buffers, may_share=False)
+
+    def run(self, buffers: Sequence[AnyBuffer], may_share: bool = True) -> None:
+        """The call with memory for ``prepared`` too, after that for ``names``.
+
+        Args:
+            may_share: whether arguments that the plan changes in place may be given twice.
+        """
+        reports = None if self._status is None else self._status.own()
+        segments = self._segments(buffers, reports, may_share)
+        if reports is None and not self._changed and not self._has_host_steps:
+            for segment in segments:
+                self._record(segment)  # type: ignore[arg-type]  # not a host step
+            return
         changed = [buffers[k].memory for k in self._changed]
         try:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
-            for recording in recordings:
-                self._record(recording)
+            for segment in segments:
+                if isinstance(segment, HostCommand):
+                    self._executor.run_host_step(segment, self.memory(buffers), self.sized.sizes)
+                else:
+                    self._record(segment)
         finally:
             self._mark(changed, reports)
+
+    def segments(self, buffers: Sequence[AnyBuffer]) -> Sequence[Segment]:
+        """What `run` records, and the host steps that it runs, in order. Raises as `run` does."""
+        reports = None if self._status is None else self._status.own()
+        return self._segments(buffers, reports, may_share=True)
+
+    def memory(self, buffers: Sequence[AnyBuffer]) -> dict[str, AnyBuffer]:
+        """All memory of `run` by the plan's names."""
+        return {**self.constants, **dict(zip(self.sized.names, buffers, strict=False))}
 
     def _mark(self, changed: Sequence[GpuBuffer], reports: Reports | None) -> None:
         """Says what recorded commands change."""
@@ -175,40 +198,36 @@ class Launcher:
         if reports is not None:
             reports.is_pending = True
 
-    def _bind(
-        self,
-        buffers: Sequence[AnyBuffer],
-        serials: tuple[Serial, ...],
-        reports: Reports | None,
-    ) -> Sequence[Recording]:
-        """What to record for these buffers; for a plan with host steps nothing, it has run."""
+    def _segments(
+        self, buffers: Sequence[AnyBuffer], reports: Reports | None, may_share: bool
+    ) -> Sequence[Segment]:
+        serials = tuple(map(_serial_of, buffers))
+        if reports is not None:
+            serials = (*serials, reports.buffer.serial)
+        found = self._known.get(serials)
+        if found is not None:
+            return found
+        if not may_share:
+            self._check_changed(buffers)
         executor = self._executor
-        self._check_changed(buffers)
-        if self._has_host_steps:
-            externals = dict(zip(self._sized.names, buffers, strict=False))  # without constants
-            executor.run(self._sized.sizes, externals)
-            return ()
         with executor.lock:
             own = () if reports is None else (reports.buffer,)
-            recordings = self._build([*buffers, *self._constants, *own], serials)
+            made = self._build([*buffers, *self._constants, *own], serials)
             while len(self._known) >= executor.most_bindings:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
-            self._known[serials] = recordings
-        return recordings
+            self._known[serials] = made
+        return made
 
-    def _build(
-        self, memory: Sequence[AnyBuffer], serials: tuple[Serial, ...]
-    ) -> Sequence[Recording]:
+    def _build(self, memory: Sequence[AnyBuffer], serials: tuple[Serial, ...]) -> Sequence[Segment]:
         """What to record on memory for all names; from the last such, where little is new."""
-        known, recordings = next(reversed(self._known.items()), ((), ()))
+        known, last = next(reversed(self._known.items()), ((), ()))
         if self._users is not None and len(known) == len(serials):
             changed = [k for k, old in enumerate(known) if old != serials[k]]
             if self._status is not None and changed and changed[-1] == len(known) - 1:
                 changed[-1] = len(memory) - 1  # its buffer is behind the constants
-            return self._executor.rebuild(self._sized, memory, recordings, self._users, changed)
-        segments = self._executor.build(self._sized, memory)
-        made = [segment for segment in segments if isinstance(segment, Recording)]
-        if len(self._sized.steps) >= _MANY:
+            return self._executor.rebuild(self.sized, memory, last, self._users, changed)
+        made = self._executor.build(self.sized, memory)
+        if len(self.sized.steps) >= _MANY:
             self._users = users_of(made)
         return made
 

@@ -30,9 +30,9 @@ def time_steps(bound: BoundPlan) -> list[float]:
     name = executor.plan.name
     measured: list[float] = []
     with executor.lock:
-        for segment in bound.program.segments:
+        for segment in bound.segments():
             if isinstance(segment, HostCommand):
-                executor.run_host_step(segment, bound)
+                bound.run_host_step(segment)
                 continue
             for command in segment.commands:
                 if not isinstance(command, DispatchRun):
@@ -43,7 +43,7 @@ def time_steps(bound: BoundPlan) -> list[float]:
                 spans = spans or time_on_host(backend, command, name, _repeats(segment))
                 measured += [end - start for start, end in spans]
     seconds = [0.0] * executor.plan.dispatch_count
-    for step, value in zip(bound.program.dispatch_steps, measured, strict=True):
+    for step, value in zip(bound.dispatch_steps, measured, strict=True):
         seconds[step] += value  # of all slices of one that is divided
     return seconds
 

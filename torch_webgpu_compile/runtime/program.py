@@ -1,9 +1,8 @@
-"""`ResolvedPlan`: a sized plan with its memory resolved, as lists of commands."""
+"""A sized plan with its memory resolved, as lists of commands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from ..errors import DeviceError
@@ -15,37 +14,6 @@ from .sized import HostCommand, SizedCopy, SizedDispatch, SizedPlan
 
 Segment = Recording | HostCommand
 """What is recorded at once, or a host step."""
-
-
-@dataclass(slots=True)
-class ResolvedPlan:
-    """A resolved plan.
-
-    Attributes:
-        sized: the plan; it also keeps the parameters' memory.
-        buffers: the executor's own buffers by plan name, constants among them; the caller's are
-            not kept alive here. Every buffer of the plan is one of these or the caller's.
-        segments: in order.
-    """
-
-    sized: SizedPlan
-    buffers: Mapping[str, AnyBuffer]
-    segments: list[Segment]
-
-    @property
-    def dispatch_count(self) -> int:
-        """Dispatches per replay."""
-        return sum(s.dispatch_count for s in self.segments if isinstance(s, Recording))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Values of the plan's size symbols."""
-        return self.sized.sizes
-
-    @property
-    def dispatch_steps(self) -> list[int]:
-        """For each dispatch made, its index among the plan's `Dispatch` steps."""
-        return [step.index for step in self.sized.steps if isinstance(step, SizedDispatch)]
 
 
 def build_segments(
@@ -119,10 +87,12 @@ Users = Mapping[int, Sequence[tuple[int, int]]]
 """Of each buffer's position, the dispatches that bind it: (recording, number in it)."""
 
 
-def users_of(recordings: Sequence[Recording]) -> Users | None:
+def users_of(segments: Sequence[Segment]) -> Users | None:
     """Who binds what in recordings of dispatches alone; None if there are other commands."""
     users: dict[int, list[tuple[int, int]]] = {}
-    for k, recording in enumerate(recordings):
+    for k, recording in enumerate(segments):
+        if isinstance(recording, HostCommand):
+            return None
         if len(recording.commands) != 1 or not isinstance(recording.commands[0], DispatchRun):
             return None
         for number, step in enumerate(recording.steps):
@@ -133,25 +103,26 @@ def users_of(recordings: Sequence[Recording]) -> Users | None:
 
 
 def rebind(
-    recordings: Sequence[Recording],
+    segments: Sequence[Segment],
     users: Users,
     changed: Sequence[int],
     sized: SizedPlan,
     buffers: Sequence[AnyBuffer],
     groups: MutableMapping[tuple[Serial, ...], Handle],
-) -> list[Recording]:
-    """Recordings of a plan with other memory at the positions ``changed``.
+) -> list[Segment]:
+    """Recordings, which all segments of a plan are, with other memory at positions ``changed``.
 
     A step of a model has a hundred dispatches, of which a few read what is new in each call.
 
     Args:
-        users: as `users_of` gives them for these recordings.
+        users: as `users_of` gives them for these.
         sized, buffers, groups: as in `build_segments`.
 
     Raises:
         DeviceError: a kernel would read and write one buffer.
     """
     runs: dict[int, DispatchRun] = {}
+    recordings = [segment for segment in segments if isinstance(segment, Recording)]
     for k, number in {place for position in changed for place in users.get(position, ())}:
         run = runs.get(k)
         if run is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from operator import itemgetter
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -15,8 +16,15 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
-from ...callables.signature import Signature
-from ...capture.eager.calls import Argument, CapturedCall, Constant, Output, TensorSpec
+from ...callables.signature import Signature, Variant
+from ...capture.eager.calls import (
+    Argument,
+    CapturedCall,
+    Constant,
+    Output,
+    Result,
+    TensorSpec,
+)
 from ...capture.eager.capture import capture_call
 from ...compiler import compile_graph, loops_of, native_operators
 from ...counters import counters
@@ -160,6 +168,29 @@ def _kind(leaf: Any) -> Any:
     return None if isinstance(leaf, torch.Generator) else leaf
 
 
+@dataclass(slots=True, eq=False)
+class KnownCall:
+    """What a call with a signature that was seen does.
+
+    Attributes:
+        op: the operator, which has to stay: signatures have its identity.
+        compiled: what it was compiled to; None: it runs on the host.
+        graph: the graph that has a plan for its sizes.
+        variant: its recipes and memory at these sizes.
+        is_as_expected: whether every tensor is where and how the plan reads it: see `run_at`.
+        is_switched: whether PyTorch's switch for determinism chose the graph.
+        generator: the leaf that random numbers are drawn of; None: of the device's own.
+    """
+
+    op: OpOverload
+    compiled: CompiledOp | None = None
+    graph: DeviceGraph | None = None
+    variant: Variant | None = None
+    is_as_expected: bool = False
+    is_switched: bool = False
+    generator: int | None = None
+
+
 class CompiledOp:
     """A call as a graph on the device.
 
@@ -178,7 +209,13 @@ class CompiledOp:
         self._arguments = call.arguments
         self._numbers = None if call.numbers is None else call.numbers.compute
         self._seeds = call.phase.seeds
-        self._single = call.results[0] if call.results_spec.is_leaf() else None
+        # Results are picked of the graph's; if that is not all, of these, the leaves and constants.
+        self._constants: list[Any] | None = None
+        if not all(isinstance(result, Output) for result in call.results):
+            self._constants = [r.value for r in call.results if isinstance(r, Constant)]
+        made = sum(output.mutates is None for output in graph.plan.outputs)
+        self._pick = _picker([*_places(call.results, made, len(specs))])
+        self._nest = _nester(call.results_spec)
 
     def resize(self, leaves: list[Any]) -> bool:
         """Gives ``out=`` arguments the sizes and strides of the results; whether any had others."""
@@ -214,30 +251,75 @@ class CompiledOp:
         """Whether the graph computes the call with these leaves too."""
         return self._call.accepts(specs)
 
-    def run(self, leaves: list[Any]) -> Any:
-        """The call's results."""
+    def known_call(self, op: OpOverload, leaves: Sequence[Any]) -> KnownCall:
+        """What calls with the same signature as this one do.
+
+        Raises:
+            UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
+        """
+        values = [leaves[k] for k in self._arguments]
+        is_switched = isinstance(self._graph, SwitchedGraph)
+        graph, variant = self._graph.at(values)
+        as_expected = graph.expects(variant, values)
+        generator = _generator_among(leaves) if self._seeds else None
+        return KnownCall(op, self, graph, variant, as_expected, is_switched, generator)
+
+    def run(self, leaves: list[Any], known: KnownCall | None = None) -> Any:
+        """The call's results; ``known``: of an earlier call with the same signature."""
         values = [leaves[k] for k in self._arguments]
         if self._numbers is not None:
             values.append(self._numbers(leaves))
         if self._seeds:
-            generator = next((x for x in leaves if isinstance(x, torch.Generator)), None)
+            place = _generator_among(leaves) if known is None else known.generator
+            generator = None if place is None else leaves[place]
             values.append(draw_seeds(self._graph.index, self._seeds, generator))
-        made = self._graph.run_seeded(values)
-        single = self._single
-        if single is None:
-            results = [_result(result, made, leaves) for result in self._call.results]
-            return pytree.tree_unflatten(results, self._call.results_spec)
-        return _result(single, made, leaves)
+        if known is None:
+            graph, variant = self._graph.at(values)
+            made = graph.run_at(variant, values)
+        else:
+            assert known.graph is not None
+            assert known.variant is not None
+            made = known.graph.run_at(known.variant, values, known.is_as_expected)
+        if self._constants is not None:
+            made = [*made, *leaves, *self._constants]
+        results = self._pick(made)
+        return results if self._nest is None else self._nest(results)
 
 
-def _result(result: Output | Argument | Constant, outputs: list[Any], leaves: list[Any]) -> Any:
-    match result:
-        case Output(position):
-            return outputs[position]
-        case Argument(leaf):
-            return leaves[leaf]
-        case Constant(value):
-            return value
+def _generator_among(leaves: Sequence[Any]) -> int | None:
+    return next((k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Generator)), None)
+
+
+def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
+    """Where results are in a list of what a graph made, the leaves, and the constant results."""
+    constants = made + leaves
+    for result in results:
+        match result:
+            case Output(position):
+                yield position
+            case Argument(leaf):
+                yield made + leaf
+            case Constant():
+                yield constants
+                constants += 1
+            case _:
+                assert_never(result)
+
+
+def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """What takes items of a list: as a tuple, but a single one itself."""
+    return itemgetter(*places) if places else lambda _: ()
+
+
+def _nester(spec: pytree.TreeSpec) -> Callable[[Any], Any] | None:
+    """What makes an operator's result of what `_picker` gives; None if that is it."""
+    if spec.is_leaf() or (spec.type is tuple and spec.num_children == spec.num_leaves > 1):
+        return None
+    if spec.num_leaves == 1:
+        return lambda item: pytree.tree_unflatten([item], spec)
+    if spec.type is list and spec.num_children == spec.num_leaves:
+        return list
+    return lambda items: pytree.tree_unflatten(items, spec)
 
 
 def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
@@ -282,14 +364,14 @@ class SwitchedGraph:
         self.plan = made.plan
         self.index = made.index
 
-    def run_seeded(self, values: list[Any]) -> list[Any]:
-        """`DeviceGraph.run_seeded` for the present position of the switch."""
+    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, Variant]:
+        """`DeviceGraph.at` for the present position of the switch."""
         on = is_on()
         if on not in self._made:
             with self._lock:
                 if on not in self._made:
                     self._made[on] = self._make(on)
-        return self._made[on].run_seeded(values)
+        return self._made[on].at(values)
 
     def forget_sizes(self) -> None:
         """`DeviceGraph.forget_sizes`."""

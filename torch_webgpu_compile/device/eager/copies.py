@@ -105,7 +105,12 @@ def to_copy(
         and not (tensor.is_conj() or tensor.is_neg())
     ):
         return to_host(tensor)  # what the composite kernel comes to, in half of its time
-    result: Tensor = _to_copy.redispatch(
+    result: Tensor
+    converted = dtype is not None and dtype is not tensor.dtype
+    if converted and device is None and memory_format is None and is_here(tensor):
+        result = run(_to_copy, tensor, dtype=dtype)  # in one step
+        return result
+    result = _to_copy.redispatch(
         CPU_KEYS,
         tensor,
         dtype=dtype,

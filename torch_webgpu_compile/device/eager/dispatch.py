@@ -1,15 +1,16 @@
 """Runs any ATen operator on the device: compiled once per signature, then replayed.
 
 `run` finds what it has compiled by the operator and by all that a kernel depends on: dtypes, sizes,
-strides and alignment of tensors, and the values of everything else. Only a call with a new
-signature goes further: to a graph compiled for symbolic sizes and numbers that accepts it, to the
-compiler, or, where there is no kernel, to the host.
+strides and alignment of tensors, and the values of everything else. That one look-up leads to all
+that a call does (`KnownCall`). Only a call with a new signature goes further: to a graph compiled
+for symbolic sizes and numbers that accepts it, to the compiler, or, where there is no kernel, to
+the host.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +27,17 @@ from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
 from ...torch_ops.names import dispatch_name
 from ...torch_ops.written import WITHOUT_HOST
+from .. import determinism
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
-from .compiled_op import CompiledOp, Placement, compile_op
+from .compiled_op import CompiledOp, KnownCall, Placement, compile_op
 from .host import report, run_on_host
 
 _MAX_SIGNATURES = 1 << 14  # one or two kilobytes each
 _MAX_OPS = 1 << 11  # some hundred kilobytes each, a software adapter's machine code included
-_MAX_NUMBERS = 256
+_MAX_DETAILS = 256
 _INF = float("inf")
-_UNKNOWN = object()
 
 PLAIN_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _PROPERTIES = (
@@ -45,15 +46,20 @@ _PROPERTIES = (
     Tensor.stride,
     Tensor.get_device,
 )
+_is_conj, _is_neg = Tensor.is_conj, Tensor.is_neg
 
 _GENERATOR: Any = torch._C.Generator  # any will do: numbers are drawn of it at each call
+_VALUES = {int, bool, type(None), torch.dtype}  # `isinstance` of a generator is Python code
+
+_default_dtype = torch.get_default_dtype
 
 _lock = threading.RLock()
-# None: on the host. A dictionary: by the values of the floats, which matter to what was compiled.
+# By the operator's identity, which what is found keeps, as its hash is a function in Python. A
+# dictionary: by what else mattered to what was compiled, see `_details`.
 _by_signature: dict[tuple[Any, ...], Any] = {}
 _remembered = 0  # what there is of both kinds
 _by_kind: dict[tuple[Any, ...], list[CompiledOp]] = {}
-_mutable: dict[OpOverload, bool] = {}
+_mutable: dict[int, tuple[OpOverload, bool]] = {}
 _numbers_checked: dict[OpOverload, bool] = {}
 
 
@@ -66,7 +72,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         DeviceError: the GPU refused.
     """
     leaves: list[Any] = []
-    key: list[Any] = [op, torch.get_default_dtype()]
+    key: list[Any] = [id(op), _default_dtype()]
     try:
         _describe(arguments, leaves, key)
     except RuntimeError:
@@ -78,21 +84,21 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         composite = torch._C.DispatchKey.CompositeExplicitAutograd
         return op._op_dk(composite, *arguments, **keywords)
     if keywords:
-        key.extend(keywords)
-        _describe(tuple(keywords.values()), leaves, key)
-    if len(leaves) > 1 and _is_mutable(op):
+        key += keywords
+        _describe(keywords.values(), leaves, key)
+    if len(leaves) > 1 and (_mutable.get(id(op)) or _mutability(op))[1]:
         key += aliasing.sharing(leaves)
     signature = tuple(key)
-    compiled = _by_signature.get(signature, _UNKNOWN)
-    if type(compiled) is dict:
-        compiled = compiled.get(_numbers(leaves), _UNKNOWN)
-    if compiled is _UNKNOWN:
+    found = _by_signature.get(signature)
+    known = found.get(_details(leaves)) if type(found) is dict else found
+    if known is None:
         with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
             return _first_time(_Call(op, arguments, keywords, leaves, signature))
+    compiled: CompiledOp | None = known.compiled
     if compiled is None:
         return run_on_host(op, arguments, keywords)
     try:
-        return compiled.run(leaves)
+        return compiled.run(leaves, known)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
     except OutOfMemoryError as error:
@@ -100,23 +106,25 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         raise
 
 
-def _numbers(leaves: Sequence[Any]) -> tuple[str, ...]:
-    """The floats of a call. As text: -0.0 and 0.0 are equal, but not to an operator."""
-    return tuple([leaf.hex() for leaf in leaves if type(leaf) is float])
+def _details(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """What may matter to compiled code and is not in a signature: a switch, and the floats.
+
+    As text: -0.0 and 0.0 are equal, but not to an operator.
+    """
+    return determinism.is_on(), *[leaf.hex() for leaf in leaves if type(leaf) is float]
 
 
-def _is_mutable(op: OpOverload) -> bool:
-    found = _mutable.get(op)
-    if found is None:
-        found = _mutable[op] = op._schema.is_mutable
+def _mutability(op: OpOverload) -> tuple[OpOverload, bool]:
+    """The operator, and whether it changes arguments."""
+    found = _mutable[id(op)] = op, op._schema.is_mutable
     return found
 
 
-def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
+def _describe(values: Iterable[Any], leaves: list[Any], key: list[Any]) -> None:
     """Appends the leaves of nested arguments, and what kernels depend on of each."""
     for value in values:
         kind = type(value)
-        if isinstance(value, Tensor):
+        if kind in PLAIN_TENSORS or isinstance(value, Tensor):
             leaves.append(value)
             key += (
                 value.dtype,
@@ -125,7 +133,7 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
                 value.get_device(),
                 data_ptr(value) % BINDING_ALIGNMENT,
             )
-            if value.is_conj() or value.is_neg():
+            if _is_neg(value) or _is_conj(value):
                 key += (value.is_conj(), value.is_neg())
         elif kind is list or kind is tuple:
             key += (kind, len(value))
@@ -139,7 +147,9 @@ def _describe(values: Sequence[Any], leaves: list[Any], key: list[Any]) -> None:
             key.append(kind if -_INF < value < _INF else value.hex())
         else:
             leaves.append(value)
-            key += (kind, None if isinstance(value, _GENERATOR) else value)
+            if kind not in _VALUES and isinstance(value, _GENERATOR):
+                value = None
+            key += (kind, value)
 
 
 def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
@@ -168,7 +178,8 @@ class _Call:
 def _first_time(call: _Call) -> Any:
     op, arguments, keywords, leaves = call.op, call.arguments, call.keywords, call.leaves
     cause = ""
-    if _is_mutable(op):
+    is_mutable = _mutability(op)[1]
+    if is_mutable:
         cause = aliasing.cause_for_host(op, arguments, keywords)
         if is_foreign(op):
             cause = NO_IMPLEMENTATION  # only its kernels know what it does to its arguments
@@ -176,7 +187,7 @@ def _first_time(call: _Call) -> Any:
     written = aliasing.written_by(op, arguments, keywords)
     placement = Placement.of(op, leaves, tree_structure((arguments, keywords)), written)
     try:
-        refused = outputs.cause_for_host(op, arguments, keywords) if _is_mutable(op) else ""
+        refused = outputs.cause_for_host(op, arguments, keywords) if is_mutable else ""
         if refused:
             return _refused(call, refused)
         if not cause:
@@ -192,12 +203,12 @@ def _first_time(call: _Call) -> Any:
         return _refused(call, f"{type(error).__name__}: {error}; please report this")
     if compiled is not None and compiled.resize(leaves):
         return run(op, *arguments, **keywords)
-    _remember(call, compiled)
-    if compiled is None:
-        report(op, cause, leaves)
-        return call.on_host()
     try:
-        return compiled.run(leaves)
+        known = _remember(call, compiled)
+        if compiled is None:
+            report(op, cause, leaves)
+            return call.on_host()
+        return compiled.run(leaves, known)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(call, error)
     except OutOfMemoryError as error:
@@ -283,7 +294,7 @@ def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[Compile
     return compiled, ""
 
 
-def _remember(call: _Call, compiled: CompiledOp | None) -> None:
+def _remember(call: _Call, compiled: CompiledOp | None) -> KnownCall:
     global _remembered
     if _remembered >= _MAX_SIGNATURES:
         # All of them: to know which were used last would slow down every call.
@@ -293,15 +304,17 @@ def _remember(call: _Call, compiled: CompiledOp | None) -> None:
                 found.forget_sizes()
         _remembered = 0
     _remembered += 1
-    numbers = _numbers(call.leaves)
+    made = KnownCall(call.op) if compiled is None else compiled.known_call(call.op, call.leaves)
+    details = _details(call.leaves)
     takes_any = compiled is not None and compiled.takes_any_number(call.leaves)
-    if not numbers or (takes_any and not _checks_numbers(call)):
-        _by_signature[call.signature] = compiled
-        return
-    by_number = _by_signature.get(call.signature)
-    if type(by_number) is not dict or len(by_number) >= _MAX_NUMBERS:
-        by_number = _by_signature[call.signature] = {}
-    by_number[numbers] = compiled
+    if not made.is_switched and (len(details) == 1 or (takes_any and not _checks_numbers(call))):
+        _by_signature[call.signature] = made
+        return made
+    by_details = _by_signature.get(call.signature)
+    if type(by_details) is not dict or len(by_details) >= _MAX_DETAILS:
+        by_details = _by_signature[call.signature] = {}
+    by_details[details] = made
+    return made
 
 
 def forget() -> None:

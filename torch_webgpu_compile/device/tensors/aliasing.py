@@ -24,6 +24,8 @@ _REPEATS_WITH_WARNING = frozenset(
     {"aten::masked_fill_", "aten::index_put_", "aten::_index_put_impl_"}
 )
 
+_NO_TENSORS = {int, float, bool, type(None)}
+
 _INTERNAL = (
     "unsupported operation: more than one element of the written-to tensor refers to a single "
     "memory location. Please clone() the tensor before performing the operation."
@@ -39,8 +41,15 @@ def sharing(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
 
     Equal for calls with equal signatures only if their tensors overlap alike.
     """
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    addresses = [data_ptr(t) for t in tensors if t.get_device() >= 0]  # a CPU tensor's is real
+    addresses = [
+        data_ptr(leaf)
+        for leaf in leaves
+        if type(leaf) not in _NO_TENSORS
+        and isinstance(leaf, Tensor)
+        and leaf.get_device() >= 0  # a CPU tensor's is real
+    ]
+    if len(addresses) < 2:
+        return ()
     starts = starts_of(addresses)
     if len({*starts}) == len(starts):
         return ()

@@ -16,9 +16,10 @@ from ...runtime.buffers import round_up
 from ...symbolic.sizes import storage_span
 from .. import determinism, devices
 from .deferred import settle
-from .storages import CPU_KEYS, buffer_of, new_storage, new_tensor
+from .storages import CPU_KEYS, buffer_of, given_strides, new_storage, new_tensor
 
 aten = torch.ops.aten
+_is_deterministic = determinism.is_on
 _set = aten.set_.source_Storage_storage_offset
 _VIEWS = (
     "as_strided",
@@ -50,8 +51,9 @@ def contiguous_strides(sizes: Sequence[int]) -> list[int]:
 
 
 def _strides(sizes: Sequence[int], memory_format: torch.memory_format | None) -> Sequence[int]:
+    """Strides for `new_tensor`."""
     if memory_format is None or memory_format is torch.contiguous_format:
-        return contiguous_strides(sizes)
+        return ()
     return torch.empty(sizes, device="meta", memory_format=memory_format).stride()
 
 
@@ -60,7 +62,7 @@ def _check(layout: torch.layout | None, sizes: Sequence[int]) -> None:
         raise NotImplementedError(
             f"webgpu tensors cannot have the layout {layout}; use a dense tensor (.to_dense())"
         )
-    if any(size < 0 for size in sizes):
+    if sizes and min(sizes) < 0:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(sizes)}: {list(sizes)}"
         )
@@ -82,8 +84,11 @@ def empty_strided(
         )
     dtype = dtype or torch.get_default_dtype()
     index = devices.index_of(device)
-    storage = new_storage(storage_span(size, stride) * dtype.itemsize, index)
-    return _unwritten(new_tensor(storage, dtype, size, stride, 0, index))
+    strides = given_strides(size, stride)
+    span = storage_span(size, strides) if strides else math.prod(size)
+    storage = new_storage(span * dtype.itemsize, index)
+    made = new_tensor(storage, dtype, size, strides, 0, index)
+    return _unwritten(made) if _is_deterministic() else made
 
 
 def empty(
@@ -98,9 +103,10 @@ def empty(
     dtype = dtype or torch.get_default_dtype()
     _check(layout, size)
     index = devices.index_of(device)
-    storage = new_storage(math.prod(size) * dtype.itemsize, index)
     strides = _strides(size, memory_format)
-    return _unwritten(new_tensor(storage, dtype, size, strides, 0, index))
+    storage = new_storage(math.prod(size) * dtype.itemsize, index)
+    made = new_tensor(storage, dtype, size, strides, 0, index)
+    return _unwritten(made) if _is_deterministic() else made
 
 
 def _unwritten(tensor: Tensor) -> Tensor:
