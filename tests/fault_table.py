@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "twice_the_eps_of_norms",
         "lowering/normalization.py",
-        'apply("rsqrt", var.body + eps)',
-        'apply("rsqrt", var.body + 2 * eps)',
+        'apply("rsqrt", var.body + operand(eps, (), dtype))',
+        'apply("rsqrt", var.body + 2 * operand(eps, (), dtype))',
         _REDUCTIONS,
     ),
     Fault(
@@ -270,8 +270,8 @@ FAULTS = (
     Fault(
         "elements_past_the_end_reduced",
         "codegen/kernels/reduction.py",
-        "return (chunk // t.run + 1) * t.run * step <= int(self.length)",
-        "return chunk // t.run * t.run * step <= int(self.length)",
+        "return (chunk // t.run + 1) * t.run * step <= least",
+        "return chunk // t.run * t.run * step <= least",
         _tests("gpu/test_row_kernels.py"),
     ),
     Fault(
@@ -444,8 +444,8 @@ FAULTS = (
     Fault(
         "uploads_before_what_is_pending",
         "runtime/transfer.py",
+        "if is_idle or self._queue.is_empty:\n",
         "if not is_idle:\n",
-        "if is_idle:\n",
         _tests("gpu/test_runtime_queue.py"),
     ),
     # ---- capture
@@ -501,8 +501,8 @@ FAULTS = (
     Fault(
         "dequantized_weights_kept",
         "scheduler/rewrites/preparation.py",
-        "8 * typical_numel(b.numel) >= numel",
-        "2 * typical_numel(b.numel) >= numel",
+        "8 * typical(b.numel) >= numel",
+        "2 * typical(b.numel) >= numel",
         _tests("unit/test_preparation.py"),
     ),
     Fault(

@@ -54,16 +54,19 @@ def test_sizes_that_come_from_data(function: Function) -> None:
 @pytest.mark.parametrize("function", [_places, _kinds, _repeated])
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_sizes_that_come_from_data_in_one_graph(function: Function, device: str) -> None:
-    """The same plans for all of them: the sizes are read between these."""
+    """One graph for all of them, and the same plans: the sizes are read between these."""
     compiled = torch.compile(function, backend="webgpu", dynamic=True, fullgraph=True)
     plans = 0
+    sizes = (30, 9, 70, 41)
+    torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for k, size in enumerate((30, 9, 70, 41)):
+        for k, size in enumerate((*sizes, *sizes)):
             x = R(size, 3) * 2
             got = tree_map(Tensor.cpu, compiled(x.to(device)))
             torch.testing.assert_close(got, function(x))
-            assert k < 2 or counters.plans_compiled == plans  # two sizes show that it is dynamic
+            assert k <= len(sizes) or counters.plans_compiled == plans  # of each class of sizes
             plans = counters.plans_compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
     assert not counters.fallbacks
 
 

@@ -26,7 +26,7 @@ CALLS: dict[str, tuple[Call, int, int]] = {
     "a conversion": (lambda x: x.half(), 25, 58),
     "sum": (lambda x: x.sum(), 20, 52),
     "softmax": (lambda x: F.softmax(x, -1), 22, 56),
-    "dropout": (lambda x: F.dropout(x), 50, 118),
+    "dropout": (lambda x: F.dropout(x), 60, 140),
     "empty": (lambda x: torch.empty(8, 8, device="webgpu"), 16, 34),
     "a view": (lambda x: x.view(-1), 2, 3),
     "a slice": (lambda x: x[3:6], 2, 3),
