@@ -17,12 +17,14 @@ from torch_webgpu_compile.symbolic.sizes import (
     contiguous_strides,
     delinearize,
     evaluate,
+    floordiv,
     is_less,
     is_nonnegative,
     iteration,
     linearize,
     maximum,
     minimum,
+    mod,
     product,
     substitute,
     symbol,
@@ -191,3 +193,12 @@ def test_extremes_of_sizes():
             assert evaluate(larger, values) == max(at_m, at_n + 2)
     assert minimum(m, m + 1) is m
     assert maximum(m, m + 1) is m + 1
+
+
+def test_divisions_by_multiples_of_symbols() -> None:
+    a, b = symbol("a", 1), symbol("b", 1)
+    q = iteration("q", a * b)
+    for lane in range(4):
+        assert floordiv(4 * q + lane, 4 * a) is floordiv(q, a)
+        assert mod(4 * q + lane, 4 * a + 8 * b) is 4 * mod(q, a + 2 * b) + lane
+    assert mod(6 * q + 3, 4 * a) is not mod(6 * q + 2, 4 * a)

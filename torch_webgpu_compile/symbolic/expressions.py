@@ -323,6 +323,10 @@ def floordiv(a: Expr, b: Expr) -> Expr:
         split = _split_small(a, b.constant)
         if split is not None:
             return floordiv(split, b)
+    else:
+        parts = _split_factor(a, b)
+        if parts is not None:
+            return floordiv(parts[0], parts[1])
     if len(a.terms) == 1 and a.constant == 0 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
         if isinstance(atom, Mod):
@@ -349,6 +353,21 @@ def _split_small(a: Expr, d: int) -> Expr | None:
     return None
 
 
+def _split_factor(a: Expr, b: Expr) -> tuple[Expr, Expr, int] | None:
+    """x, y and g of a = g·x + s and b = g·y with 0 ≤ s < g, for a factor g > 1 of a symbolic ``b``.
+
+    Then ⌊a / b⌋ = ⌊x / y⌋, as for numbers (`_split_small`): sizes may be multiples of symbols.
+    """
+    whole = b.divisor
+    for g in sorted({gcd(c, whole) for _, c in a.terms} - {1}, reverse=True):
+        big = tuple((m, c // g) for m, c in a.terms if c % g == 0)
+        small = Expr(a.constant % g, tuple((m, c) for m, c in a.terms if c % g))
+        if small.is_constant or (is_nonnegative(small) and is_less(small, as_expr(g))):
+            divided = Expr(b.constant // g, tuple((m, c // g) for m, c in b.terms))
+            return Expr(a.constant // g, big), divided, g
+    return None
+
+
 @lru_cache(maxsize=1 << 13)
 def mod(a: Expr, b: Expr) -> Expr:
     """a − b·⌊a / b⌋ for b > 0, simplified."""
@@ -371,6 +390,11 @@ def mod(a: Expr, b: Expr) -> Expr:
         split = _split_small(a, b.constant)
         if split is not None:
             return mod(split, b) + (a - split)
+    else:
+        parts = _split_factor(a, b)
+        if parts is not None:
+            x, y, factor = parts
+            return mod(x, y) * factor + (a - x * factor)
     if len(a.terms) == 1 and a.constant == 0 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
         if isinstance(atom, Mod) and _divide_terms(atom.denominator, b)[1] is ZERO:

@@ -17,7 +17,7 @@ from ...errors import AdapterError, IndexCheck, OutOfMemoryError
 from ...ir.buffers import Buffer
 from ...ir.scalar import Load, scalar_symbols
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, as_symbol, product, upper_bound
+from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, product, upper_bound
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
@@ -55,12 +55,16 @@ class Bindings:
 
     def are_sizes(self, symbols: Iterable[Symbol]) -> bool:
         """Whether symbols are sizes of tensors, and so below 2³¹: not other numbers of a caller."""
-        return all(s.extent is not None or s in self._sizes for s in symbols)
+        return all(s.extent is not None or s.most is not None or s in self._sizes for s in symbols)
 
     @cached_property
     def _sizes(self) -> frozenset[Symbol]:
+        """Symbols of which a size is one, or a multiple."""
         given = {size for buffer in self.buffers.values() for size in buffer.sizes}
-        return frozenset(symbol for size in given if (symbol := as_symbol(size)) is not None)
+        single = (size.terms[0][0] for size in given if len(size.terms) == 1 and not size.constant)
+        return frozenset(
+            atoms[0] for atoms in single if len(atoms) == 1 and isinstance(atoms[0], Symbol)
+        )
 
     @property
     def _reported(self) -> str:

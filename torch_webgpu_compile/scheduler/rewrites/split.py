@@ -130,7 +130,9 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     moved = substitute_symbols(node.body, {**dict(zip(old, new[1:], strict=True)), **inner})
     body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
     if length % chunk is not ZERO:
-        inside = apply("lt", index(position), index(length))
+        # Parts are whole vectors: of those of the row, four neighbours are inside together.
+        unit = _VECTOR if length.divisor % _VECTOR == 0 else 1
+        inside = apply("lt", index(position // unit), index(length // unit))
         body = Masked(inside, body, neutral(node.kind, node.body.dtype))
     first = replace(node, output=name, ranges=sizes, reduce_ranges=(chunk,), body=body)
     (part,) = iteration_symbols("r", (parts,))
@@ -269,13 +271,14 @@ def _inner_parts(
 def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
     """The parts of each of the dimensions, the first ones most; None if they do not divide them.
 
-    Those of a single dimension are whole vectors.
+    Those of a single dimension, or of a last one that a call decides, are whole vectors.
     """
     found, rest = [], parts
     for size in inner:
         found.append(math.gcd(rest, size.divisor))
         rest //= found[-1]
-    whole = len(inner) > 1 or found[-1] == 1 or inner[0].divisor % (_VECTOR * found[-1]) == 0
+    is_asked = len(inner) == 1 or not inner[-1].is_constant
+    whole = not is_asked or found[-1] == 1 or inner[-1].divisor % (_VECTOR * found[-1]) == 0
     return found if rest == 1 and whole else None
 
 
