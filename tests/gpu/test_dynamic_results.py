@@ -70,6 +70,26 @@ def test_sizes_that_come_from_data_in_one_graph(function: Function, device: str)
     assert not counters.fallbacks
 
 
+@pytest.mark.parametrize("most", [48, 700])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x.t(),
+        lambda x: (x @ x.t()).softmax(-1),
+        lambda x: x.t() @ x,
+        lambda x: (x.sum(0), x.cumsum(0), x.argmax(0)),
+        lambda x: x.t().contiguous().sort(-1).values,
+    ],
+)
+def test_sizes_within_a_range(function: Function, most: int) -> None:
+    """What is decided by about how large they are holds for the smallest and the largest."""
+    compiled = torch.compile(function, backend="webgpu")
+    for size in (5, 2, 12, 47, most):
+        x = R(size, 16)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("offset", [0, 4])
 @pytest.mark.parametrize("wants_grad", [False, True])
 def test_views_of_arguments(offset: int, wants_grad: bool) -> None:

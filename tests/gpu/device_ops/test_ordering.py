@@ -69,7 +69,7 @@ def test_lengths_share_kernels() -> None:
     before = counters.kernels_compiled
     for row in rows:
         row.argsort()
-    assert counters.kernels_compiled - before <= 12
+    assert counters.kernels_compiled - before <= 18  # two for each class of these sizes
 
 
 def test_browsers_take_the_kernels() -> None:

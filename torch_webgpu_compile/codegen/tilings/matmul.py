@@ -141,9 +141,11 @@ class MatmulProblem:
 
 
 def _known(size: Expr) -> int | None:
-    """Rows or columns: of a few, as many as there may be."""
-    most = upper_bound(size)
-    return most if most is not None and most <= _MOST_ROWS else magnitude(size)
+    """Rows or columns: of a few, as many as there may be; more where there may be more."""
+    most, known = upper_bound(size), magnitude(size)
+    if most is not None and most <= _MOST_ROWS:
+        return most
+    return known if known is None or size.is_constant else max(known, _MOST_ROWS + 1)
 
 
 @dataclass(frozen=True, slots=True)
