@@ -233,6 +233,7 @@ def test_products_of_packed_weights(
     tiling: UnitsTiling, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are dequantized where they are read: no dispatch does only that."""
+    require_float16()
     target_for_units(tiling, monkeypatch)
     monkeypatch.setattr(contraction, "units_tiling", lambda *_: tiling)
     monkeypatch.setattr(Target, "matrix_config", lambda *types: (*types[1:3], 16, 16, 16))

@@ -153,7 +153,10 @@ class SymbolicInputs:
         place = _LeafSource(leaf)
         if self._sizes is not None and leaf in self._sizes.integers:
             return self._size(value, place)
-        return self._symbol(value, place)
+        symbol = self._symbol(value, place)
+        if value < 0:
+            self._env.var_to_range[symbol.node.expr] = ValueRanges(-MAX_INT, -1)
+        return symbol
 
     def _size(self, value: int, place: _LeafSource) -> Int:
         """A symbol within the size's class, or a multiple of one; or a constant."""
