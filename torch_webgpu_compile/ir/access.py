@@ -170,7 +170,7 @@ def _steps_by_one(address: Expr, symbols: Sequence[Symbol]) -> bool:
 
 def is_multiple_of(expr: Expr, factor: int) -> bool:
     """Whether ``factor`` divides ``expr`` for all values of its symbols."""
-    return expr.constant % factor == 0 and all(c % factor == 0 for _, c in expr.terms)
+    return expr.divisor % factor == 0
 
 
 def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:

@@ -294,13 +294,6 @@ def _remove_factor(monomial: Monomial, factor: Monomial) -> Monomial | None:
     return tuple(left)
 
 
-def _common_factor(a: Expr, d: int) -> int:
-    g = d
-    for _, coefficient in a.terms:
-        g = gcd(g, coefficient)
-    return g
-
-
 @lru_cache(maxsize=1 << 13)
 def floordiv(a: Expr, b: Expr) -> Expr:
     """⌊a / b⌋ for b > 0, simplified."""
@@ -315,18 +308,9 @@ def floordiv(a: Expr, b: Expr) -> Expr:
         return ZERO
     if a.is_constant and a.constant < 0 and is_nonnegative(b + a):
         return as_expr(-1)
-    if b.is_constant:
-        g = _common_factor(a, b.constant)
-        if g > 1:
-            reduced = Expr(a.constant // g, tuple((m, c // g) for m, c in a.terms))
-            return floordiv(reduced, as_expr(b.constant // g))
-        split = _split_small(a, b.constant)
-        if split is not None:
-            return floordiv(split, b)
-    else:
-        parts = _split_factor(a, b)
-        if parts is not None:
-            return floordiv(parts[0], parts[1])
+    parts = _split_factor(a, b)
+    if parts is not None:
+        return floordiv(parts[0], parts[1])
     if len(a.terms) == 1 and a.constant == 0 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
         if isinstance(atom, Mod):
@@ -340,26 +324,14 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     return atom_expr(FloorDiv(a, b))
 
 
-def _split_small(a: Expr, d: int) -> Expr | None:
-    """Drops from ``a`` the part that cannot carry into a multiple of a common factor of the rest.
-
-    ⌊(g·x + s) / (g·y)⌋ = ⌊g·x / (g·y)⌋ when 0 ≤ s < g.
-    """
-    for g in sorted({gcd(c, d) for _, c in a.terms if gcd(c, d) > 1}, reverse=True):
-        big = [(m, c) for m, c in a.terms if c % g == 0]
-        small = Expr(a.constant % g, tuple((m, c) for m, c in a.terms if c % g))
-        if big and small is not ZERO and is_nonnegative(small) and is_less(small, as_expr(g)):
-            return Expr(a.constant - a.constant % g, tuple(big))
-    return None
-
-
 def _split_factor(a: Expr, b: Expr) -> tuple[Expr, Expr, int] | None:
-    """x, y and g of a = g·x + s and b = g·y with 0 ≤ s < g, for a factor g > 1 of a symbolic ``b``.
+    """x, y and g of a = g·x + s and b = g·y with 0 ≤ s < g, for a factor g > 1 of ``b``.
 
-    Then ⌊a / b⌋ = ⌊x / y⌋, as for numbers (`_split_small`): sizes may be multiples of symbols.
+    Then ⌊a / b⌋ = ⌊x / y⌋.
     """
     whole = b.divisor
-    for g in sorted({gcd(c, whole) for _, c in a.terms} - {1}, reverse=True):
+    factors = {gcd(c, whole) for _, c in a.terms}
+    for g in sorted({gcd(whole, *factors), *factors} - {1}, reverse=True):
         big = tuple((m, c // g) for m, c in a.terms if c % g == 0)
         small = Expr(a.constant % g, tuple((m, c) for m, c in a.terms if c % g))
         if small.is_constant or (is_nonnegative(small) and is_less(small, as_expr(g))):
@@ -382,19 +354,10 @@ def mod(a: Expr, b: Expr) -> Expr:
         return a
     if a.is_constant and a.constant < 0 and is_nonnegative(b + a):
         return b + a
-    if b.is_constant:
-        g = _common_factor(a, b.constant)
-        if g > 1:
-            reduced = Expr(a.constant // g, tuple((m, c // g) for m, c in a.terms))
-            return mod(reduced, as_expr(b.constant // g)) * g + a.constant % g
-        split = _split_small(a, b.constant)
-        if split is not None:
-            return mod(split, b) + (a - split)
-    else:
-        parts = _split_factor(a, b)
-        if parts is not None:
-            x, y, factor = parts
-            return mod(x, y) * factor + (a - x * factor)
+    parts = _split_factor(a, b)
+    if parts is not None:
+        x, y, factor = parts
+        return mod(x, y) * factor + (a - x * factor)
     if len(a.terms) == 1 and a.constant == 0 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
         if isinstance(atom, Mod) and _divide_terms(atom.denominator, b)[1] is ZERO:
