@@ -138,10 +138,10 @@ def main() -> int:
     cases: dict[str, Any] = {}
     results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "small": arguments.small}
     with runners(arguments) as running:
-        machine = {}
+        machine: dict[str, Any] = {}
         for system, runner in running.items():
             if system != FRESH:  # which opens no GPU
-                machine |= runner.machine()
+                machine = runner.machine() | machine  # ours finds no CUDA, which comes first
         results |= {"machine": machine, "provider": arguments.provider, "cases": cases}
         for at, name in enumerate(arguments.cases):
             left = arguments.seconds - (time.perf_counter() - start)
