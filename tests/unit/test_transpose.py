@@ -54,8 +54,10 @@ def test_no_tiles(name):
     assert kernel.kind == "pointwise"
 
 
-def test_symbolic_sizes_have_no_tiles():
+def test_symbolic_sizes_have_tiles_where_those_traced_with_have():
     (kernel,) = kernels_of(lambda x: x.t().contiguous(), X, dynamic=True)
+    assert kernel.kind == "transpose"
+    (kernel,) = kernels_of(lambda x: x.t().contiguous(), X[:3, :5], dynamic=True)
     assert kernel.kind == "pointwise"
 
 

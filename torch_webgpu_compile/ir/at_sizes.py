@@ -33,7 +33,7 @@ def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
         if symbol.extent is not None:
             extent = substitute(symbol.extent, values)
             if extent is not symbol.extent:
-                values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent, None))
+                values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent, None, None))
     known = Decisions()
     return replace(
         graph,

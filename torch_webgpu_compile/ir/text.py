@@ -139,7 +139,9 @@ def format_graph(graph: LoopGraph) -> str:
 
 
 def _range_text(size: Symbol) -> str:
-    return str(size.lower) if size.most is None else f"{size.lower}, {size.most}"
+    if size.most is not None:
+        return f"{size.lower}, {size.most}"
+    return str(size.lower) if size.usual is None else f"{size.lower}, usual={size.usual}"
 
 
 def size_symbols(graph: LoopGraph) -> list[Symbol]:

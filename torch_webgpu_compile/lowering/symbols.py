@@ -22,6 +22,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
+from ..symbolic.size_classes import size_class
 from ..symbolic.sizes import (
     INT64,
     LARGEST_SIZE,
@@ -31,6 +32,7 @@ from ..symbolic.sizes import (
     ceildiv,
     floordiv,
     maximum,
+    middle,
     minimum,
     mod,
     symbol,
@@ -60,21 +62,37 @@ def _rounded(value: float, dtype: DType) -> float:
         return float(np.dtype(dtype.name).type(value))
 
 
-def _symbol_range(node: Any, name: str) -> tuple[int, int | None]:
-    """The least and the largest value of a size, if that is known.
+def _symbol_range(expr: sympy.Symbol, node: Any) -> tuple[int, int | None, int | None]:
+    """The least and the largest value of a size, if that is known, else what it usually is like.
 
     The least is 2 for a size that ShapeEnv has specialised away from 0 and 1. A number of the
     caller's of which nothing is known may be any int64.
     """
-    env = getattr(node, "shape_env", None)
+    name, env = str(expr), getattr(node, "shape_env", None)
     ranges = getattr(env, "var_to_range", None)
     if ranges is not None:
         for key, bounds in ranges.items():
             if str(key) == name:
                 lower = max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
                 most = int(bounds.upper) if bounds.upper.is_Integer else None
-                return lower, most if most is not None and most < LARGEST_SIZE else None
-    return 2 if name.startswith("s") else 0, None
+                if most is not None and most < LARGEST_SIZE:
+                    return lower, most, None
+                return lower, None, _usual(key, env) if lower >= 0 else None
+    return 2 if name.startswith("s") else 0, None, None
+
+
+def _usual(name: sympy.Symbol, env: Any) -> int | None:
+    """A size in the class of the one that a graph is traced with, None if that is unknown.
+
+    Classes, not sizes: of graphs that differ in it each is compiled.
+    """
+    hint = env.backed_var_to_val.get(name)
+    if hint is None:
+        return None
+    found = size_class(int(hint))
+    if found is None or found.most is None:
+        return int(hint)
+    return found.unit * middle(found.lower, found.most)
 
 
 class SizeReader:
@@ -172,7 +190,7 @@ class SizeReader:
     def _symbol(self, expr: sympy.Symbol, node: Any) -> Expr:
         name = str(expr)
         if name not in self._symbols:
-            self._symbols[name] = symbol(name, *_symbol_range(node, name))
+            self._symbols[name] = symbol(name, *_symbol_range(expr, node))
         return self._symbols[name]
 
     def _integer(self, expr: sympy.Expr, node: Any) -> Expr:

@@ -23,7 +23,7 @@ VERSION = 8
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
 
-FIRST_CHECK = Symbol("first_check", 0, None, None)
+FIRST_CHECK = Symbol("first_check", 0, None, None, None)
 """The parameter that a runtime gives to each dispatch: the number of its first check."""
 
 

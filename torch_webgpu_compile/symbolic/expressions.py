@@ -4,7 +4,7 @@ An `Expr` is a polynomial with integer coefficients over atoms (symbols, floor d
 remainders), kept in a canonical form, so that equal expressions are the same object and differences
 simplify:
 
-    >>> i = atom_expr(Symbol("i0", 0, as_expr(24), None))
+    >>> i = atom_expr(Symbol("i0", 0, as_expr(24), None, None))
     >>> (i // 6) * 6 + i % 6
     i0
 
@@ -46,18 +46,22 @@ class Symbol(metaclass=Interned):
     """An unknown integer in [lower, extent), or in [lower, most] where ``extent`` is None.
 
     ``most`` is None for what has no known end. It tells what is worth while, not what is proven:
-    `bound` leaves it out, as it says more of one size by another.
+    `bound` leaves it out, as it says more of one size by another. ``usual`` is near what a size
+    without such an end was when its graph was traced, None if that is unknown; it may be anything.
     """
 
-    __slots__ = ("__weakref__", "extent", "key", "lower", "most", "name")
+    __slots__ = ("__weakref__", "extent", "key", "lower", "most", "name", "usual")
     key: str
     __reduce__ = reduced
 
-    def __init__(self, name: str, lower: int, extent: Expr | None, most: int | None) -> None:
+    def __init__(
+        self, name: str, lower: int, extent: Expr | None, most: int | None, usual: int | None
+    ) -> None:
         self.name = name
         self.lower = lower
         self.extent = extent
         self.most = most
+        self.usual = usual
         self.key = f"0{name}<{'' if extent is None else extent.key}"
 
     def __repr__(self) -> str:
@@ -424,7 +428,8 @@ def _absorbed(expr: Expr) -> bool:
     for atom in symbols_of(expr):
         if atom.extent is None and atom.lower:
             shifted = substitute(
-                shifted, {atom: atom_expr(Symbol(atom.name + "'", 0, None, None)) + atom.lower}
+                shifted,
+                {atom: atom_expr(Symbol(atom.name + "'", 0, None, None, None)) + atom.lower},
             )
     return (
         shifted.constant >= 0

@@ -66,6 +66,7 @@ __all__ = [
     "magnitude",
     "magnitudes",
     "maximum",
+    "middle",
     "minimum",
     "mod",
     "power_of_two_at_least",
@@ -79,14 +80,14 @@ __all__ = [
 ]
 
 
-def symbol(name: str, lower: int = 0, most: int | None = None) -> Expr:
-    """A size symbol: an integer in [lower, most]."""
-    return atom_expr(Symbol(name, lower, None, most))
+def symbol(name: str, lower: int = 0, most: int | None = None, usual: int | None = None) -> Expr:
+    """A size symbol: an integer in [lower, most], and usually of the magnitude of ``usual``."""
+    return atom_expr(Symbol(name, lower, None, most, usual))
 
 
 def iteration(name: str, extent: IntLike) -> Expr:
     """An iteration symbol: 0 ≤ name < extent."""
-    return atom_expr(Symbol(name, 0, as_expr(extent), None))
+    return atom_expr(Symbol(name, 0, as_expr(extent), None, None))
 
 
 def as_symbol(expr: Expr) -> Symbol | None:
@@ -147,7 +148,8 @@ def typical(size: Expr) -> int:
     """A number for a size, to weigh what is worth while: itself, or one within its class.
 
     Sizes of a call are symbols in [lower, most] (`size_classes`): what is decided by this number
-    is the same for all calls that a kernel may serve, and about right for each.
+    is the same for all calls that a kernel may serve, and about right for each. Those of a graph
+    without ranges are usually in the class of the size that it was traced with.
     """
     if size.is_constant:
         return size.constant
@@ -155,8 +157,9 @@ def typical(size: Expr) -> int:
 
 
 def magnitude(size: Expr) -> int | None:
-    """`typical` of a size that is known, or known to be within a class; else None."""
-    return None if any(s.most is None for s in symbols_of(size)) else typical(size)
+    """`typical` of a size that is known, within a class or usually so; else None."""
+    unknown = any(s.most is None and s.usual is None for s in symbols_of(size))
+    return None if unknown else typical(size)
 
 
 def magnitudes(*sizes: Expr) -> tuple[int, ...] | None:
@@ -167,8 +170,13 @@ def magnitudes(*sizes: Expr) -> tuple[int, ...] | None:
 
 def _typical_of(symbol: Symbol) -> int:
     if symbol.most is None:
-        return _TYPICAL
-    return isqrt(max(1, symbol.lower) * (symbol.most + 1))
+        return _TYPICAL if symbol.usual is None else symbol.usual
+    return middle(symbol.lower, symbol.most)
+
+
+def middle(lower: int, most: int) -> int:
+    """The number in [lower, most] from which both ends differ by about the same factor."""
+    return isqrt(max(1, lower) * (most + 1))
 
 
 INT32 = range(-(1 << 31), 1 << 31)

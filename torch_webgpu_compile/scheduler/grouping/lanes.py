@@ -122,12 +122,12 @@ class _Lane:
         sizes = [s for b in schedule.graph.buffers.values() for s in (*b.sizes, b.offset)]
         for found in sizes:
             for s in symbols_of(found):
-                values[s] = symbol(f"{s.name}_{self._number}", s.lower, s.most)
+                values[s] = symbol(f"{s.name}_{self._number}", s.lower, s.most, s.usual)
         for group in schedule.groups:
             if isinstance(group, MapGroup):
                 for s in {s for m in group.members for s in _iterated(m)}:
                     extent = ZERO if s.extent is None else substitute(s.extent, values)
-                    values[s] = atom_expr(Symbol(s.name, s.lower, extent, s.most))
+                    values[s] = atom_expr(Symbol(s.name, s.lower, extent, s.most, None))
         return values
 
     def _sized(self, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
