@@ -53,7 +53,7 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
     "roll": (lambda x, n: x.roll(n, 1), GRID, (2, 3, 5, 17, 40)),
     "roll back": (lambda x, n: x.roll((n, n - 1), (0, 1)), GRID, (-1, -3, -5, -17)),
     "pad": (lambda x, n: F.pad(x, (n, 2 * n)), GRID, (2, 3, 4, 9)),
-    "crop": (lambda x, n: F.pad(x, (n, n)), GRID, (-1, -3, -4)),
+    "crop": (lambda x, n: F.pad(x, (n, n)), GRID, (-1, -3, -5)),
     "reflect": (lambda x, n: F.pad(x, (n, n), mode="reflect"), GRID, (2, 3, 4)),
     "circular": (lambda x, n: F.pad(x, (n, n), mode="circular"), GRID, (5, 7, 5, 7)),
     "tril": (lambda x, n: x.tril(n), GRID, (2, 3, 5, 20)),
