@@ -103,6 +103,18 @@ def start_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     return finish
 
 
+def to_device(tensor: Tensor, index: int) -> Tensor:
+    """A tensor on ``webgpu:index`` with the values of a contiguous CPU tensor."""
+    nbytes = tensor.nbytes
+    device = devices.get_device(index)
+    buffer = device.allocate(nbytes)
+    device.upload(buffer, (data_ptr(tensor), nbytes))
+    counters.add(bytes_uploaded=nbytes)
+    storage = storages.new_storage(nbytes, index, buffer)
+    strides = storages.given_strides(tensor.shape, tensor.stride())
+    return storages.new_tensor(storage, tensor.dtype, tensor.shape, strides, 0, index)
+
+
 def from_host(source: Tensor, target: Tensor) -> None:
     """Writes the values of a CPU tensor, converted and broadcast, into a webgpu tensor."""
     if target.numel() == 0:
