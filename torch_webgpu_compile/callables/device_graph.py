@@ -560,8 +560,7 @@ class DeviceGraph(CompiledGraph):
         if recipe.in_place and on_device and _memory_of(buffer) is storages.buffer_of(tensor):
             return
         whole = recipe.offset_nbytes == 0 and tensor.stride() == recipe.strides
-        if on_device and whole and storages.fills_storage(tensor):
-            storages.replace(tensor, buffer)
+        if on_device and whole and storages.replace(tensor, recipe.nbytes, buffer):
             return
         storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index, buffer)
         start = recipe.offset_nbytes // recipe.dtype.itemsize
