@@ -131,24 +131,6 @@ def test_a_loop_gets_the_same_memory_in_every_turn(device: Device) -> None:
         assert [buffer.serial for buffer in first] == serials
 
 
-def test_many_buffers_are_those_that_single_calls_get(device: Device) -> None:
-    sizes = [1536, 9216, 1536, 0, 77_777, 1536]  # at first some are new, others are of the pool
-    single = [device.allocate(nbytes) for nbytes in sizes]
-    serials = [buffer.serial for buffer in single]
-    del single
-    before = device.memory_stats()["allocated"]
-    many = device.allocate_many(sizes)
-    assert [(b.serial, b.nbytes) for b in many] == list(zip(serials, sizes, strict=True))
-    allocated = sum(buffer.capacity for buffer in many)
-    assert device.memory_stats()["allocated"] == before + allocated
-    more = device.allocate_many(sizes)
-    assert {buffer.serial for buffer in more}.isdisjoint(serials)
-    with pytest.raises(errors.OutOfMemoryError, match="larger than this GPU allows"):
-        device.allocate_many([1536, 1 << 45])
-    del many, more
-    assert device.memory_stats()["allocated"] == before
-
-
 def test_buffers_dropped_by_the_garbage_collector_are_reused(device: Device) -> None:
     gc.collect()  # what other tests have left
     before = device.memory_stats()["allocated"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,17 +129,16 @@ class _Section:
     """A part of a call: see `runtime.sections`.
 
     Attributes:
+        launch: its launcher, or what that does where nothing is prepared.
         positions: of the launcher's buffers among the call's; None: it takes these.
-        nbytes: of the memory that every call gets anew, before the launch.
-        places: positions of each of these.
+        new: bytes of the memory that every call gets anew, before the launch, and its positions.
         released: positions of the buffers that are not needed after it.
         arguments: positions of the arguments that are not.
     """
 
-    launch: Launcher
+    launch: Callable[[Sequence[AnyBuffer]], None]
     positions: tuple[int, ...] | None
-    nbytes: tuple[int, ...]
-    places: tuple[tuple[int, ...], ...]
+    new: tuple[tuple[int, tuple[int, ...]], ...]
     released: tuple[int, ...]
     arguments: tuple[int, ...]
 
@@ -223,10 +222,9 @@ def _resolve(
         released = [name for name in section.released if name not in lasting]
         new = [place for place in section.plan.places if not _is_kept(place)]
         return _Section(
-            launch,
+            launch if launch.prepared else launch.run,
             tuple(position[name] for name in launch.names) if len(sections) > 1 else None,
-            tuple(place.nbytes for place in new),
-            tuple(tuple(position[name] for name in place.names) for place in new),
+            tuple((place.nbytes, tuple(position[name] for name in place.names)) for place in new),
             tuple(position[name] for name in released),
             tuple(arguments[name] for name in released if name in arguments),
         )
@@ -341,9 +339,7 @@ class DeviceGraph(CompiledGraph):
             is_as_expected: every tensor is on the device, with the strides that the plan reads, at
                 an offset that is the plan's but for multiples of `BINDING_ALIGNMENT`.
         """
-        resolved: _ResolvedCall | None = variant.resolved
-        if resolved is None:
-            resolved = self._resolved(variant, values)
+        resolved: _ResolvedCall = variant.resolved or self._resolved(variant, values)
         buffers: list[Any] = resolved.buffers[:]
         moved: Collection[int] = ()  # positions of what may be in other memory than the argument
         if is_as_expected:
@@ -415,9 +411,10 @@ class DeviceGraph(CompiledGraph):
         Positions of arguments that it has copied.
         """
         copied: Collection[int] = ()
-        allocate = self.device.allocate_many
+        allocate = self.device.allocate
         for section in resolved.sections:
-            for positions, buffer in zip(section.places, allocate(section.nbytes), strict=True):
+            for nbytes, positions in section.new:
+                buffer = allocate(nbytes)
                 for position in positions:
                     buffers[position] = buffer
             if section.positions is not None:
@@ -563,8 +560,7 @@ class DeviceGraph(CompiledGraph):
         if recipe.in_place and on_device and _memory_of(buffer) is storages.buffer_of(tensor):
             return
         whole = recipe.offset_nbytes == 0 and tensor.stride() == recipe.strides
-        if on_device and whole and storages.fills_storage(tensor):
-            storages.replace(tensor, buffer)
+        if on_device and whole and storages.replace(tensor, recipe.nbytes, buffer):
             return
         storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index, buffer)
         start = recipe.offset_nbytes // recipe.dtype.itemsize

@@ -214,7 +214,7 @@ def get_device(index: int) -> Device:
     device = _open.get(index)
     if device is None or device.is_closed:
         device = _open_device(index)
-    elif device.is_lost:
+    elif device.backend.lost_cause:  # `is_lost`, as every new tensor asks for it
         raise device.lost_error(f"{NAME}:{index}")
     return device
 

@@ -325,58 +325,39 @@ class BufferPool:
             raise ValueError(f"nbytes is {nbytes}, a size cannot be negative")
         capacity = bucket_nbytes(nbytes)
         if capacity > self._max_nbytes:
-            capacity = round_up(max(nbytes, MIN_NBYTES), MIN_NBYTES)  # without the bucket's slack
-        if capacity > self._max_nbytes:
-            raise OutOfMemoryError(
-                f"the GPU is out of memory. A buffer of {nbytes:,} bytes is larger than this GPU "
-                f"allows ({self._max_nbytes:,} bytes); split the tensor"
-            )
+            capacity = self._without_slack(nbytes)
         buffer = GpuBuffer()
         buffer.nbytes = nbytes
         loan = weakref.ref(buffer, self._on_drop)
-        position: int | None = None
         with self._lock:
             if self.returned:
                 self._sort_in()
             free = self._free.get((usage, capacity)) or self._larger(usage, capacity)
             if free:
                 position = self._idle(free) if is_idle else 0
-            if free and position is not None:
-                self._lend(buffer, loan, free[position][1], free, position)
-        if position is None:
-            self._free_old()
-            new = self._create(capacity, usage)
-            with self._lock:
-                self._lend(buffer, loan, new)
+                if position is not None:
+                    self._lend(buffer, loan, free[position][1], free, position)
+                    return buffer
+        self._free_old()
+        new = self._create(capacity, usage)
+        with self._lock:
+            self._lend(buffer, loan, new)
         return buffer
+
+    def _without_slack(self, nbytes: int) -> int:
+        """What is allocated where the bucket is too large. Raises OutOfMemoryError: so is it."""
+        capacity = round_up(nbytes, MIN_NBYTES)
+        if capacity > self._max_nbytes:
+            raise OutOfMemoryError(
+                f"the GPU is out of memory. A buffer of {nbytes:,} bytes is larger than this GPU "
+                f"allows ({self._max_nbytes:,} bytes); split the tensor"
+            )
+        return capacity
 
     def _idle(self, free: list[_Free]) -> int | None:
         """The position of one that no pending command uses."""
         sent = math.inf if self._queue.is_empty else self._queue.sent
         return next((k for k, (_, entry) in enumerate(free) if entry.batch < sent), None)
-
-    def allocate_many(self, sizes: Sequence[int]) -> list[GpuBuffer]:
-        """`allocate` of a storage buffer for each number of bytes, as calls of graphs need them.
-
-        Raises:
-            OutOfMemoryError: as `allocate`. Nothing is lent then.
-        """
-        made: list[GpuBuffer] = []
-        with self._lock:
-            if self.returned:
-                self._sort_in()
-            for nbytes in sizes:
-                capacity = bucket_nbytes(nbytes)
-                key = (STORAGE_USAGE, capacity)
-                free = self._free.get(key) or self._larger(*key)
-                if not free:
-                    break
-                buffer = GpuBuffer()
-                buffer.nbytes = nbytes
-                self._lend(buffer, weakref.ref(buffer, self._on_drop), free[0][1], free)
-                made.append(buffer)
-        made += map(self.allocate, sizes[len(made) :])  # from the first that the pool has not
-        return made
 
     def _larger(self, usage: int, capacity: int) -> list[_Free] | None:
         """What is free of the least larger bucket that is near enough."""

@@ -61,8 +61,11 @@ class Device:
         pace: what its kernels are taken to reach, when submissions are bounded.
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
+        allocate: a storage buffer of so many bytes with undefined contents; raises
+            OutOfMemoryError. What a method would do, without one more call for each new tensor.
         status: what kernels report.
         opened_as: the arguments of `open_device`.
+        is_closed: whether `close` was called.
         on_wait: called before the host waits for what it reads of the GPU's memory.
     """
 
@@ -76,7 +79,7 @@ class Device:
         self.backend = backend
         self.queue = CommandQueue(backend)
         self.opened_as: _DeviceKey | None = None
-        self._closed = False
+        self.is_closed = False
         self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -87,19 +90,12 @@ class Device:
             self._make_room,
             self._describe_memory,
         )
+        self.allocate: Callable[[int], GpuBuffer] = self._pool.allocate
         self.status = Status(self.upload_new)
         self._transfers = Transfers(backend, self._pool, self.queue, self.status)
         self._pipelines = PipelineCache(backend, checked)
 
     # ---- memory
-
-    def allocate(self, nbytes: int) -> GpuBuffer:
-        """A storage buffer with undefined contents. Raises OutOfMemoryError."""
-        return self._pool.allocate(nbytes)
-
-    def allocate_many(self, sizes: Sequence[int]) -> list[GpuBuffer]:
-        """A storage buffer for each number of bytes. Raises OutOfMemoryError."""
-        return self._pool.allocate_many(sizes)
 
     def memory_stats(self) -> dict[str, int]:
         """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
@@ -334,11 +330,6 @@ class Device:
         self.queue.wait()
 
     @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    @property
     def is_lost(self) -> bool:
         """Whether a call raised DeviceLostError. `open_device` gives a new device then.
 
@@ -356,8 +347,8 @@ class Device:
 
     def close(self) -> None:
         """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             if self.is_lost:
                 self.abandon()
                 return

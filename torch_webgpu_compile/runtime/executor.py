@@ -408,4 +408,4 @@ class BoundPlan:
                 stays usable.
         """
         with self.executor.lock:
-            self._launcher.run(self._buffers)
+            self._launcher.run(self._buffers, may_share=True)

@@ -86,8 +86,8 @@ class Launcher:
         "_changed",
         "_constants",
         "_executor",
-        "_has_host_steps",
         "_known",
+        "_only_records",
         "_preparation",
         "_record",
         "_static",
@@ -110,7 +110,6 @@ class Launcher:
         self._executor = executor
         self.sized = sized
         self._constants = constants
-        self._has_host_steps = any(isinstance(step, HostCommand) for step in sized.steps)
         self._record = executor.device.queue.record
         self._known: dict[tuple[Serial, ...], Sequence[Segment]] = {}
         self._users: Users | None = None
@@ -129,6 +128,11 @@ class Launcher:
         self.prepared = () if preparation is None else preparation.names
         self.names, self.nbytes = sized.names[:count], sized.nbytes[:count]
         self._changed = tuple(map(self.names.index, executor.changed))
+        self._only_records = not (
+            self._status is not None
+            or self._changed
+            or any(isinstance(step, HostCommand) for step in sized.steps)
+        )
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
         executor.device.add_reclaimable(self)
 
@@ -157,9 +161,9 @@ class Launcher:
         preparation = self._preparation
         if preparation is not None:
             buffers = [*buffers, *preparation([buffers[k] for k in self._static])]
-        self.run(buffers, may_share=False)
+        self.run(buffers)
 
-    def run(self, buffers: Sequence[AnyBuffer], may_share: bool = True) -> None:
+    def run(self, buffers: Sequence[AnyBuffer], may_share: bool = False) -> None:
         """The call with memory for ``prepared`` too, after that for ``names``.
 
         Args:
@@ -167,7 +171,7 @@ class Launcher:
         """
         reports = None if self._status is None else self._status.own()
         segments = self._segments(buffers, reports, may_share)
-        if reports is None and not self._changed and not self._has_host_steps:
+        if self._only_records:
             for segment in segments:
                 self._record(segment)  # type: ignore[arg-type]  # not a host step
             return

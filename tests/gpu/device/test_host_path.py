@@ -21,13 +21,15 @@ Call = Callable[[Tensor], Any]
 # The call, and the most calls of functions in Python and in all. They are a few more than it makes:
 # a new one per call of an operator shows, and does so before it is on every user's path.
 CALLS: dict[str, tuple[Call, int, int]] = {
-    "add": (lambda x: x + x, 20, 56),
-    "in place": (lambda x: x.add_(1), 31, 76),
-    "a conversion": (lambda x: x.half(), 25, 58),
-    "sum": (lambda x: x.sum(), 20, 52),
-    "softmax": (lambda x: F.softmax(x, -1), 22, 56),
-    "dropout": (lambda x: F.dropout(x), 60, 140),
-    "empty": (lambda x: torch.empty(8, 8, device="webgpu"), 16, 34),
+    "add": (lambda x: x + x, 17, 50),
+    "in place": (lambda x: x.add_(1), 23, 58),
+    "a conversion": (lambda x: x.half(), 22, 52),
+    "sum": (lambda x: x.sum(), 17, 42),
+    "softmax": (lambda x: F.softmax(x, -1), 19, 50),
+    "dropout": (lambda x: F.dropout(x), 59, 135),
+    "empty": (lambda x: torch.empty(8, 8, device="webgpu"), 10, 26),
+    "an upload": (lambda x: torch.zeros(8).to("webgpu"), 33, 62),
+    "random numbers": (lambda x: torch.randn(64, device="webgpu"), 50, 108),
     "a view": (lambda x: x.view(-1), 2, 3),
     "a slice": (lambda x: x[3:6], 2, 3),
 }

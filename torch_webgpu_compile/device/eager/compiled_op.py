@@ -207,6 +207,7 @@ class CompiledOp:
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
+        self._takes_all = [*call.arguments] == [*range(len(specs))]
         self._numbers = None if call.numbers is None else call.numbers.compute
         self._seeds = call.phase.seeds
         # Results are picked of the graph's; if that is not all, of these, the leaves and constants.
@@ -266,7 +267,7 @@ class CompiledOp:
 
     def run(self, leaves: list[Any], known: KnownCall | None = None) -> Any:
         """The call's results; ``known``: of an earlier call with the same signature."""
-        values = [leaves[k] for k in self._arguments]
+        values = leaves[:] if self._takes_all else [leaves[k] for k in self._arguments]
         if self._numbers is not None:
             values.append(self._numbers(leaves))
         if self._seeds:

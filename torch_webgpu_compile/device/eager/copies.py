@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import index_of
 from ..tensors.aliasing import check_copy
-from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_host
+from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_device, to_host
 from ..tensors.storages import CPU_KEYS, new_tensor
 from .dispatch import run
 
@@ -94,19 +95,22 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """``aten::_to_copy``; always blocking, as PyTorch would otherwise ask for pinned memory."""
+    converted = dtype is not None and dtype is not tensor.dtype
     if (
         device is not None
-        and device.type == "cpu"
-        and (dtype is None or dtype is tensor.dtype)
+        and not converted
         and memory_format is None
         and not pin_memory
         and tensor.numel()  # 0 also of a lazy module's, whose shape nobody may ask for
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     ):
-        return to_host(tensor)  # what the composite kernel comes to, in half of its time
+        # What the composite kernel comes to, in half of its time.
+        if device.type == "cpu":
+            return to_host(tensor)
+        if tensor.is_cpu:
+            return to_device(tensor, index_of(device))
     result: Tensor
-    converted = dtype is not None and dtype is not tensor.dtype
     if converted and device is None and memory_format is None and is_here(tensor):
         result = run(_to_copy, tensor, dtype=dtype)  # in one step
         return result

@@ -53,7 +53,7 @@ def _read(source: Tensor, nbytes: int, target: Tensor) -> None:
         start = offset_at(data_ptr(source))
         device = devices.get_device(source.get_device())
         device.download_many([(storages.buffer_of(source), start, nbytes, data_ptr(target))])
-        counters.add(bytes_downloaded=nbytes)
+        counters.bytes_downloaded += nbytes  # without a call in between: no lock
 
 
 def all_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -101,6 +101,18 @@ def start_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         return results
 
     return finish
+
+
+def to_device(tensor: Tensor, index: int) -> Tensor:
+    """A tensor on ``webgpu:index`` with the values of a contiguous CPU tensor."""
+    nbytes = tensor.nbytes
+    device = devices.get_device(index)
+    buffer = device.allocate(nbytes)
+    device.upload(buffer, (data_ptr(tensor), nbytes))
+    counters.bytes_uploaded += nbytes  # without a call in between: no lock
+    storage = storages.new_storage(nbytes, index, buffer)
+    strides = storages.given_strides(tensor.shape, tensor.stride())
+    return storages.new_tensor(storage, tensor.dtype, tensor.shape, strides, 0, index)
 
 
 def from_host(source: Tensor, target: Tensor) -> None:

@@ -101,9 +101,10 @@ def empty(
 ) -> Tensor:
     """``aten::empty.memory_format``."""
     dtype = dtype or torch.get_default_dtype()
-    _check(layout, size)
+    if layout is not None or (size and min(size) < 0):
+        _check(layout, size)
     index = devices.index_of(device)
-    strides = _strides(size, memory_format)
+    strides = () if memory_format is None else _strides(size, memory_format)
     storage = new_storage(math.prod(size) * dtype.itemsize, index)
     made = new_tensor(storage, dtype, size, strides, 0, index)
     return _unwritten(made) if _is_deterministic() else made

@@ -257,19 +257,27 @@ def offset_at(address: int) -> int:
     return address & _OFFSET_MASK
 
 
-def replace(tensor: Tensor, buffer: GpuBuffer) -> None:
-    """Gives the storage of ``tensor`` other memory, which holds at least as many bytes.
+def replace(tensor: Tensor, nbytes: int, buffer: GpuBuffer) -> bool:
+    """Gives the storage of ``tensor`` other memory, if all of it is the tensor's; whether it is.
+
+    Args:
+        nbytes: of the tensor's elements.
 
     Raises:
         DeviceLostError: the tensor was lost with its device, so that its other uses raise, too.
     """
     settle()  # what waits needs the memory that there was
-    slot = tensor.untyped_storage().data_ptr() >> _SLOT_BITS
-    reference = _references.get(slot)
-    if reference is not None:
-        if isinstance(lost := reference.buffer, LostBuffer):
-            raise lost.error()
-        reference.buffer = buffer
+    address = data_ptr(tensor)
+    reference = _references.get(address >> _SLOT_BITS)
+    if reference is None or address & _OFFSET_MASK or not is_dense(tensor):
+        return False
+    storage = reference()
+    if storage is None or _whole_nbytes(storage) != nbytes:
+        return False
+    if isinstance(lost := reference.buffer, LostBuffer):
+        raise lost.error()
+    reference.buffer = buffer
+    return True
 
 
 def fill(tensor: Tensor, buffer: GpuBuffer) -> None:
