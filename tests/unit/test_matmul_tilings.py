@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from tests.compilations import compile_function
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem, choose_matmul_tiling
+from torch_webgpu_compile.codegen.tilings.units import units_tilings
+from torch_webgpu_compile.symbolic.size_classes import size_class
+from torch_webgpu_compile.symbolic.sizes import symbol, typical
 from torch_webgpu_compile.target import Target
 from torch_webgpu_compile.web.targets import BROWSER
 
 GPU = Target(max_workgroup_invocations=1024, max_workgroup_nbytes=49152)
+CONFIG = ("f16", "f32", 16, 16, 16)
+UNITS = replace(
+    GPU,
+    features=GPU.features | {"subgroup", "chromium-experimental-subgroup-matrix"},
+    subgroup_sizes=(32, 32),
+    subgroup_matrix_configs=(CONFIG,),
+)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +64,22 @@ def test_a_page_waits_for_short_kernels(rows, columns, registers):
     assert tiling.thread_rows * tiling.thread_columns == registers
     assert not tiling.double_buffer
     assert tiling.slices == 1
+
+
+def test_sizes_that_a_call_decides_have_the_tiles_of_the_larger_ones():
+    """Where their class has room for it: small tiles take half as long again."""
+    known = size_class(2048)
+    size = typical(known.unit * symbol("s", known.lower, known.most))
+    for rows, tile in ((2048, 128), (size, 128), (512, 64)):
+        problem = MatmulProblem(1, ((rows, rows),), rows, 4, "inner", "outer", factor="f16")
+        assert next(units_tilings(problem, "f16", CONFIG, UNITS)).rows == tile
+
+
+def test_shifts_of_columns_in_parts_have_one_kernel_to_join_them():
+    """The largest and the smallest exponents of all parts, whose kernel is one, too."""
+    factors = [torch.zeros(2048, 2048, dtype=torch.bfloat16) for _ in range(2)]
+    calls = compile_function(torch.mm, *factors, target=UNITS).calls
+    assert len([c for c in calls if c.kernel.name.startswith("reduction")]) == 1
 
 
 def problem_of(batch, rows, columns, rhs="outer"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ...ir.access import load_index
 from ...ir.graph import AnchorGroup, KernelGroup, LoopGraph, MapGroup, Member, RowGroup, SingleGroup
 from ...ir.nodes import HostCall, Pointwise, Reduction, inputs_of, outputs_of, reports
-from ...ir.scalar import loads_of, substitute_symbols
+from ...ir.scalar import Load, Scalar, loads_of, substitute_symbols
 from ...ir.spaces import Anchor, Node, numbered, symbol_keys
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, product, substitute
 from ...target import Target
@@ -262,8 +262,11 @@ class Fuser:
 
     def _join_reduction(self, node: Reduction) -> bool:
         reads = set(inputs_of(node))
+        writers = {self.writer[name] for name in reads if name in self.writer}
         siblings = [
-            g for g, group in enumerate(self.groups) if group.kind == "row" and reads & group.reads
+            g
+            for g, group in enumerate(self.groups)
+            if group.kind == "row" and (reads & group.reads or writers & group.needs)
         ]
         for at in dict.fromkeys([*self._producers(node), *reversed(siblings)]):
             group: Group | None = self.groups[at]
@@ -290,16 +293,24 @@ class Fuser:
         body = substitute_symbols(node.body, mapping)
         if not reads_agree(body, group.computed):
             return None
-        same = [
-            load
+        same = {
+            self._source(load)
             for member in group.members
             for load in loads_of(member.body)
             if load.buffer not in group.computed
-        ]
-        if not any(o in same or o.buffer in group.computed for o in loads_of(body)):
+        }
+        found = loads_of(body)
+        if not any(self._source(o) in same or o.buffer in group.computed for o in found):
             return None  # the same numbers of rows, but not the same rows
         index = tuple(mapping[s] for s in rows)
         return Member(node.output, body, index, True, node.kind, node.origins)
+
+    def _source(self, load: Load) -> tuple[int | str, tuple[Scalar, ...]]:
+        """What a load is of: what one kernel writes at a place, as sums of parts, is of one source.
+
+        Other buffers are sources by themselves.
+        """
+        return self.writer.get(load.buffer, load.buffer), load.index
 
 
 def _read_once(group: Group) -> dict[str, tuple[Expr, ...]]:
