@@ -133,7 +133,8 @@ def refusal(
         function: of torch, or an operator of ATen.
         args, kwargs: nested; tensors may be fake, on any device, and sizes symbols. They are not
             changed.
-        sizes_fit: the call has been made on tensors without contents.
+        sizes_fit: the call has been made on tensors without contents, or one of other sizes has,
+            of which all holds that this found of its sizes.
     """
     if not _is_asked(function):
         return None
@@ -190,7 +191,12 @@ def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
     if sizes_fit or call.refused_without_contents() is None:
         if smaller in _accepted:
             return None
-        if smaller.refused() is None or smaller.refused_without_contents() is not None:
+        if smaller.refused() is None:
+            _accept(smaller)
+            return None
+        # A trace through decompositions of ours may have checked less.
+        fits = not sizes_fit or call.refused_without_contents() is None
+        if fits and smaller.refused_without_contents() is not None:
             _accept(smaller)
             return None
     # Sizes may fit where smaller ones do not, and kernels may take what others do not.
