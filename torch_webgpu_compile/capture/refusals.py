@@ -142,11 +142,13 @@ def refusal(
         call = _Call.of(INSTEAD.get(function, function), args, kwargs)
     except _UnknownError:
         return None
-    if call in _accepted:
+    is_small = call.is_small
+    smaller = call if is_small else call.shrunk()
+    if call in _accepted or (sizes_fit and smaller in _accepted):
         return None
     with clean_dispatch(symbolic=False), warnings.catch_warnings(), _same_numbers():
         warnings.simplefilter("ignore")
-        error = call.refused() if call.is_small else _refused_by_size(call, sizes_fit)
+        error = call.refused() if is_small else _refused_by_size(call, smaller, sizes_fit)
     if error is None:
         _accept(call)
     return error
@@ -184,8 +186,7 @@ def _has_structured_kernel(op: OpOverload) -> bool:
         return False
 
 
-def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
-    smaller = call.shrunk()
+def _refused_by_size(call: _Call, smaller: _Call, sizes_fit: bool) -> Exception | None:
     if smaller.work > _MOST_LARGE_WORK:
         return None
     if sizes_fit or call.refused_without_contents() is None:
