@@ -190,10 +190,10 @@ def _first_time(call: _Call) -> Any:
         refused = outputs.cause_for_host(op, arguments, keywords) if is_mutable else ""
         if refused:
             return _refused(call, refused)
-        known = _accepting(placement)
+        accepting = _accepting(placement)
         if not cause:
-            _check(call, sizes_fit=known is not None)
-        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host, known)
+            _check(call, sizes_fit=accepting is not None)
+        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host, accepting)
     except Exception as error:
         if isinstance(error, OutOfMemoryError):
             error.add_op(str(op))
@@ -284,19 +284,19 @@ def _accepting(placement: Placement) -> CompiledOp | None:
 
 
 def _compiled(
-    op: OpOverload, placement: Placement, cause: str, known: CompiledOp | None
+    op: OpOverload, placement: Placement, cause: str, accepting: CompiledOp | None
 ) -> tuple[CompiledOp | None, str]:
     """What computes a call, or why it is for the host: ``cause``, or what the compiler says.
 
     Args:
-        known: what `_accepting` found.
+        accepting: what `_accepting` found.
     """
     if cause and not _runs_on_host(op):
         raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:
         return None, cause
     with _lock:
-        compiled = known or _accepting(placement)  # another thread may have compiled it by now
+        compiled = accepting or _accepting(placement)  # another thread may have compiled it by now
         if compiled is None:
             if sum(map(len, _by_kind.values())) > _MAX_OPS:
                 forget()
