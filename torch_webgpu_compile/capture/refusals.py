@@ -198,8 +198,7 @@ def _refused_by_size(call: _Call, smaller: _Call, sizes_fit: bool) -> Exception 
         # A trace through decompositions of ours may have checked less.
         fits = not sizes_fit or call.refused_without_contents() is None
         if fits and smaller.refused_without_contents() is not None:
-            _accept(smaller)
-            return None
+            return None  # other calls that this smaller one stands for may not fit
     # Sizes may fit where smaller ones do not, and kernels may take what others do not.
     return call.refused(lazily=True)
 
