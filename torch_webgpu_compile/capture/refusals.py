@@ -133,7 +133,8 @@ def refusal(
         function: of torch, or an operator of ATen.
         args, kwargs: nested; tensors may be fake, on any device, and sizes symbols. They are not
             changed.
-        sizes_fit: the call has been made on tensors without contents.
+        sizes_fit: the call has been made on tensors without contents, or one of other sizes has,
+            of which all holds that this found of its sizes.
     """
     if not _is_asked(function):
         return None
@@ -141,11 +142,13 @@ def refusal(
         call = _Call.of(INSTEAD.get(function, function), args, kwargs)
     except _UnknownError:
         return None
-    if call in _accepted:
+    is_small = call.is_small
+    smaller = call if is_small else call.shrunk()
+    if call in _accepted or (sizes_fit and smaller in _accepted):
         return None
     with clean_dispatch(symbolic=False), warnings.catch_warnings(), _same_numbers():
         warnings.simplefilter("ignore")
-        error = call.refused() if call.is_small else _refused_by_size(call, sizes_fit)
+        error = call.refused() if is_small else _refused_by_size(call, smaller, sizes_fit)
     if error is None:
         _accept(call)
     return error
@@ -183,16 +186,19 @@ def _has_structured_kernel(op: OpOverload) -> bool:
         return False
 
 
-def _refused_by_size(call: _Call, sizes_fit: bool) -> Exception | None:
-    smaller = call.shrunk()
+def _refused_by_size(call: _Call, smaller: _Call, sizes_fit: bool) -> Exception | None:
     if smaller.work > _MOST_LARGE_WORK:
         return None
     if sizes_fit or call.refused_without_contents() is None:
         if smaller in _accepted:
             return None
-        if smaller.refused() is None or smaller.refused_without_contents() is not None:
+        if smaller.refused() is None:
             _accept(smaller)
             return None
+        # A trace through decompositions of ours may have checked less.
+        fits = not sizes_fit or call.refused_without_contents() is None
+        if fits and smaller.refused_without_contents() is not None:
+            return None  # other calls that this smaller one stands for may not fit
     # Sizes may fit where smaller ones do not, and kernels may take what others do not.
     return call.refused(lazily=True)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.signature import Signature
+from torch_webgpu_compile.capture import refusals
 from torch_webgpu_compile.device.tensors import storages
 
 Call = Callable[[Tensor], Any]
@@ -97,3 +98,24 @@ def test_row_major_strides_go_without_saying(sizes: tuple[int, ...]) -> None:
     storage = storages.new_storage(4 * like.numel(), 0)
     made = storages.new_tensor(storage, torch.float32, sizes, ())
     assert (made.shape, made.stride()) == (like.shape, like.stride())
+
+
+def test_a_cache_that_grows_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiled graph has assumed of sizes tells that other sizes fit: no call on "meta"."""
+    row, query = torch.ones(1, 2, 1, 8, device="webgpu"), torch.ones(1, 4, 1, 8, device="webgpu")
+
+    def grow(first: int, last: int) -> None:
+        cache = torch.zeros(1, 2, first, 8, device="webgpu")
+        for _ in range(first, last):
+            cache = torch.cat([cache, row], -2)
+            F.scaled_dot_product_attention(query, cache, cache, enable_gqa=True)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a call of a kind that is known was made without contents")
+
+    grow(65, 80)
+    with monkeypatch.context() as patched:
+        patched.setattr(refusals._Call, "_without_contents", refuse)
+        grow(80, 96)
+    with pytest.raises(RuntimeError, match=r"[Ss]izes of tensors must match"):
+        torch.cat([torch.zeros(1, 2, 90, 8, device="webgpu"), row[..., 1:]], -2)

@@ -190,9 +190,10 @@ def _first_time(call: _Call) -> Any:
         refused = outputs.cause_for_host(op, arguments, keywords) if is_mutable else ""
         if refused:
             return _refused(call, refused)
+        accepting = _accepting(placement)
         if not cause:
-            _check(call)
-        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+            _check(call, sizes_fit=accepting is not None)
+        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host, accepting)
     except Exception as error:
         if isinstance(error, OutOfMemoryError):
             error.add_op(str(op))
@@ -216,10 +217,14 @@ def _first_time(call: _Call) -> Any:
         raise
 
 
-def _check(call: _Call) -> None:
-    """Raises what PyTorch's kernels raise about a call: tracing alone finds less."""
+def _check(call: _Call, *, sizes_fit: bool) -> None:
+    """Raises what PyTorch's kernels raise about a call: tracing alone finds less.
+
+    Args:
+        sizes_fit: all that a trace of another call assumed of its sizes is true of these.
+    """
     if call.op in INSTEAD or (call.op.namespace == "aten" and _runs_on_cpu(call.op)):
-        error = refusal(call.op, call.arguments, call.keywords)
+        error = refusal(call.op, call.arguments, call.keywords, sizes_fit=sizes_fit)
         if error is not None:
             raise error
 
@@ -271,26 +276,37 @@ def _refused(call: _Call, cause: str) -> Any:
     return results
 
 
-def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
-    """What computes a call, or why it is for the host: ``cause``, or what the compiler says."""
+def _accepting(placement: Placement) -> CompiledOp | None:
+    """What computes calls like this one, and was compiled for another."""
+    with _lock:
+        known = _by_kind.get(placement.kind, ())
+        return next((found for found in known if found.accepts(placement.specs)), None)
+
+
+def _compiled(
+    op: OpOverload, placement: Placement, cause: str, accepting: CompiledOp | None
+) -> tuple[CompiledOp | None, str]:
+    """What computes a call, or why it is for the host: ``cause``, or what the compiler says.
+
+    Args:
+        accepting: what `_accepting` found.
+    """
     if cause and not _runs_on_host(op):
         raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:
         return None, cause
     with _lock:
-        known = _by_kind.setdefault(placement.kind, [])
-        compiled = next((found for found in known if found.accepts(placement.specs)), None)
+        compiled = accepting or _accepting(placement)  # another thread may have compiled it by now
         if compiled is None:
-            if sum(max(1, len(found)) for found in _by_kind.values()) > _MAX_OPS:
+            if sum(map(len, _by_kind.values())) > _MAX_OPS:
                 forget()
-                known = _by_kind.setdefault(placement.kind, [])
             try:
                 compiled = compile_op(op, placement)
             except UnsupportedOp as error:
                 if not _runs_on_host(op):
                     raise
                 return None, error.cause
-            known.append(compiled)
+            _by_kind.setdefault(placement.kind, []).append(compiled)
     return compiled, ""
 
 
