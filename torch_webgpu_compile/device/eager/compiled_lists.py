@@ -108,7 +108,7 @@ def compile_lists(
     calls: Sequence[SequenceCall],
     leaves: Sequence[Any],
     made: Sequence[TensorSpec],
-    wanted: Sequence[int],
+    wanted: Sequence[int] | None,
     index: int,
 ) -> CompiledOp:
     """Compiles a sequence of calls on lists.
@@ -118,7 +118,8 @@ def compile_lists(
     Args:
         leaves: a `TensorSpec` for each tensor, which shares memory with no other, and floats.
         made: what the tensors are like that the calls return.
-        wanted: which of these are results.
+        wanted: which of these are results; None: all, of which those with one element are in one
+            buffer, side by side.
         index: the device.
 
     Raises:
@@ -134,9 +135,12 @@ class _Placing:
         self,
         leaves: Sequence[Any],
         made: Sequence[TensorSpec],
-        wanted: Sequence[int],
+        wanted: Sequence[int] | None,
         index: int,
     ) -> None:
+        self._is_alone = wanted is None
+        if wanted is None:
+            wanted = range(len(made))
         self._leaves = leaves
         self._made = made
         self._wanted = frozenset(wanted)
@@ -243,7 +247,7 @@ class _Placing:
         if self._numbers:
             spec = TensorSpec(torch.float32, (len(self._numbers),), (1,))
             inputs = [*inputs, _input(len(inputs), spec)]
-        plan = place(f"lists_{name}", self._parts, inputs)
+        plan = place(f"lists_{name}", self._parts, inputs, self._is_alone)
         verify_plan(plan)
         changed = (o.mutates for o in plan.outputs if o.mutates is not None)
         signature = Signature(plan, Phase("inference", counted=frozenset(changed)))

@@ -31,6 +31,7 @@ from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...options import CompileOptions, resolve
+from ...runtime.buffers import AnyBuffer
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
 from .. import devices
@@ -264,8 +265,18 @@ class CompiledOp:
         generator = _generator_among(leaves) if self._seeds else None
         return KnownCall(op, self, graph, variant, as_expected, is_switched, generator)
 
-    def run(self, leaves: list[Any], known: KnownCall | None = None) -> Any:
-        """The call's results; ``known``: of an earlier call with the same signature."""
+    def run(
+        self,
+        leaves: list[Any],
+        known: KnownCall | None = None,
+        memory: Sequence[AnyBuffer | None] | None = None,
+    ) -> Any:
+        """The call's results.
+
+        Args:
+            known: of an earlier call with the same signature.
+            memory: of the leaves that are tensors, see `DeviceGraph.run_at`.
+        """
         values = [leaves[k] for k in self._arguments]
         if self._numbers is not None:
             values.append(self._numbers(leaves))
@@ -279,7 +290,7 @@ class CompiledOp:
         else:
             assert known.graph is not None
             assert known.variant is not None
-            made = known.graph.run_at(known.variant, values, known.is_as_expected)
+            made = known.graph.run_at(known.variant, values, known.is_as_expected, memory)
         if self._constants is not None:
             made = [*made, *leaves, *self._constants]
         results = self._pick(made)
