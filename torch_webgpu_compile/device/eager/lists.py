@@ -36,7 +36,6 @@ from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
-from ...target import BINDING_ALIGNMENT
 from ..tensors import storages
 from ..tensors.deferred import defer, settle
 from ..tensors.storages import data_ptr
@@ -207,9 +206,7 @@ class _Program:
 
     __slots__ = ("_fixed", "compiled", "is_in_place", "known")
 
-    def __init__(
-        self, compiled: CompiledOp | None, op: OpOverload, leaves: Sequence[Any]
-    ) -> None:
+    def __init__(self, compiled: CompiledOp | None, op: OpOverload, leaves: Sequence[Any]) -> None:
         self.compiled = compiled
         self._fixed: list[tuple[int, str]] = []
         self.known = KnownCall(op)
@@ -381,7 +378,7 @@ class _Sequence:
                 raise _DifferentError
             key.append(~known.number)  # a list of numbers has its length there
             return
-        number, everything = len(self._lists), tensors
+        number = len(self._lists)
         is_mixed = not self._places.keys().isdisjoint(identities)
         if is_mixed:
             places = tuple(map(self._places.get, identities))
@@ -538,9 +535,7 @@ class _Sequence:
             known.append(program)
         return program
 
-    def _compiled(
-        self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]
-    ) -> CompiledOp | None:
+    def _compiled(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> CompiledOp | None:
         first = len(self._tensors)
 
         def as_leaf(number: _Number) -> Leaf:
