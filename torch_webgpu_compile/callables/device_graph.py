@@ -381,8 +381,8 @@ class DeviceGraph(CompiledGraph):
         index, new_tensor = self.index, storages.new_tensor
         for made in resolved.made:
             where = made.position
-            memory = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
-            storage = storages.new_storage(made.nbytes, index, memory)
+            filled = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
+            storage = storages.new_storage(made.nbytes, index, filled)
             for position, offset, sizes, strides in made.tensors:
                 results[position] = new_tensor(storage, made.dtype, sizes, strides, offset, index)
         if resolved.counts:

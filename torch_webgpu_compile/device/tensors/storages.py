@@ -248,9 +248,9 @@ def residues_of(addresses: Sequence[int]) -> tuple[int, ...] | int:
 
 def buffers_in(memory: Sequence[Memory], addresses: Sequence[int]) -> list[AnyBuffer | None]:
     """The memory at addresses, from the last multiple of `BINDING_ALIGNMENT` before each on."""
-    buffers: list[AnyBuffer | None] = [None if m is None else m.buffer for m in memory]
+    buffers = [None if m is None else m.buffer for m in memory]
     if reduce(or_, addresses, 0) & _OFFSET_MASK < BINDING_ALIGNMENT:
-        return buffers
+        return list(buffers)
     starts = [(a & _OFFSET_MASK) // BINDING_ALIGNMENT * BINDING_ALIGNMENT for a in addresses]
     return [
         buffer.slice(start) if start and buffer is not None else buffer
