@@ -433,9 +433,9 @@ def test_clipping_compiles_nothing_again():
 
     def f(device):
         torch.manual_seed(0)
-        dtypes = [torch.float32, torch.float64, torch.bfloat16]
+        dtypes = [torch.float32, torch.bfloat16]
         params = [
-            nn.Parameter(torch.randn(3, k % 4 + 1).to(dtypes[k % 3]).to(device)) for k in range(40)
+            nn.Parameter(torch.randn(3, k % 4 + 1).to(dtypes[k % 2]).to(device)) for k in range(40)
         ]
         found = []
         for step in range(3):
