@@ -69,6 +69,23 @@ def test_sizes_of_other_classes() -> None:
     assert not accepts(call, R(44, 6), R(6, 9))
 
 
+def test_a_list_of_equals_has_the_symbols_of_one() -> None:
+    """Sixteen tensors to be joined would be sixteen symbols, which no expression of them knows."""
+    equal, transposed = [R(5, 7) for _ in range(16)], [R(7, 5).t() for _ in range(16)]
+    call = captured(aten.cat.default, equal)
+    graph = lower_checked(call.captured)
+    sizes = {size for entry in graph.inputs for size in graph.buffers[entry.buffer].sizes}
+    assert len(sizes) == 2
+    check_reuse(call, aten.cat.default, [R(11, 9) for _ in range(16)])
+    assert not accepts(call, [*equal[1:], R(6, 7)])
+    assert not accepts(call, [*equal[1:], R(7, 5).t()])
+    check_reuse(captured(aten.stack.default, transposed, 1), aten.stack.default, transposed, 1)
+    others = [R(3, 7), R(5, 7), R(7, 7)]
+    check_reuse(
+        captured(aten.cat.default, others), aten.cat.default, [R(9, 11), R(5, 11), R(7, 11)]
+    )
+
+
 @pytest.mark.parametrize("op", [aten.mm.default, aten.sum.dim_IntList, aten._softmax.default])
 def test_the_graph_follows_from_the_call(op: Any) -> None:
     """Whichever of the calls that accept each other comes first, the graph is the same."""

@@ -157,6 +157,7 @@ class _ResolvedCall:
             found at once, where they are many, and the rest.
         constants: the results, without tensors; None: ask the variant.
         made, mutations: the tensors of the variant's recipes, and where their values are.
+        assigned: those mutations that are not made in place.
         counts: whether versions of arguments are to be counted.
         alone: calls may not be recorded side by side, as they share memory.
     """
@@ -169,6 +170,7 @@ class _ResolvedCall:
     constants: list[Any] | None
     made: tuple[_Made, ...]
     mutations: tuple[tuple[MutationRecipe, _Kept], ...]
+    assigned: tuple[tuple[MutationRecipe, _Kept], ...]
     counts: bool
     dispatch_count: int
     alone: bool
@@ -238,6 +240,8 @@ def _resolve(
         return _Kept(position.get(name, -1), constants.get(name), copied_nbytes)
 
     inputs = tuple((recipe, position[recipe.buffer]) for recipe in variant.uploads)
+    made = tuple(_Made.of(recipe, keep(recipe.buffer)) for recipe in variant.tensors)
+    mutations = tuple((m, keep(m.buffer, m.in_place)) for m in variant.mutations)
     return _ResolvedCall(
         tuple(resolved(launch, section) for launch, section in sections),
         buffers,
@@ -247,8 +251,9 @@ def _resolve(
         ),
         tuple((r.position, place) for r, place in inputs if r.position in data),
         None if variant.ragged else list(variant.constants),
-        tuple(_Made.of(recipe, keep(recipe.buffer)) for recipe in variant.tensors),
-        tuple((m, keep(m.buffer, m.in_place)) for m in variant.mutations),
+        made,
+        mutations,
+        tuple((m, kept) for m, kept in mutations if not m.in_place),
         not all(m.counted for m in variant.mutations),
         sum(launch.dispatch_count for launch, _ in sections),
         any(isinstance(step, HostStep) for step in plan.steps) or bool(few),
@@ -331,18 +336,26 @@ class DeviceGraph(CompiledGraph):
         )
 
     def run_at(
-        self, variant: Variant, values: list[Any], is_as_expected: bool = False
+        self,
+        variant: Variant,
+        values: list[Any],
+        is_as_expected: bool = False,
+        memory: Sequence[AnyBuffer | None] | None = None,
     ) -> list[Any]:
         """`run_seeded` with what `at` gives.
 
         Args:
             is_as_expected: every tensor is on the device, with the strides that the plan reads, at
                 an offset that is the plan's but for multiples of `BINDING_ALIGNMENT`.
+            memory: of the tensors, which are as expected, so that nobody has to look at them.
         """
         resolved: _ResolvedCall = variant.resolved or self._resolved(variant, values)
         buffers: list[Any] = resolved.buffers[:]
         moved: Collection[int] = ()  # positions of what may be in other memory than the argument
-        if is_as_expected:
+        if memory is not None:
+            for position, place, _ in resolved.tensors:
+                buffers[place] = memory[position]
+        elif is_as_expected:
             storages.find_known(values, resolved.tensors, buffers)
         else:
             moved = self._find(resolved, values, buffers)
@@ -364,13 +377,13 @@ class DeviceGraph(CompiledGraph):
         index, new_tensor = self.index, storages.new_tensor
         for made in resolved.made:
             where = made.position
-            memory = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
-            storage = storages.new_storage(made.nbytes, index, memory)
+            filled = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
+            storage = storages.new_storage(made.nbytes, index, filled)
             for position, offset, sizes, strides in made.tensors:
                 results[position] = new_tensor(storage, made.dtype, sizes, strides, offset, index)
         if resolved.counts:
             self._count_changes(variant, values)
-        for mutation, kept in resolved.mutations:
+        for mutation, kept in resolved.mutations if moved or copied else resolved.assigned:
             place = kept.position
             if not mutation.in_place or place in moved or place in copied:
                 self._assign(values[mutation.position], mutation, self._kept(kept, buffers))

@@ -239,9 +239,14 @@ class JointGroup:
 
     None needs what another one computes, or writes over what another one reads. Scatters among
     them write where their initial contents are. All have known sizes.
+
+    Attributes:
+        are_alike: whether parts differ in their buffers only. Their code is in the kernel once, at
+            the price of a branch in each access.
     """
 
     groups: tuple[JointPart, ...]
+    are_alike: bool = False
 
 
 ContractionGroup = AnchorGroup | SiblingGroup | PairGroup

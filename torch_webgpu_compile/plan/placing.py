@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..symbolic.sizes import ZERO, Expr, as_expr, as_symbol, evaluate
+from ..dtypes import DType
+from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, as_symbol, evaluate
+from ..target import BINDING_ALIGNMENT
 from .model import (
     Binding,
     Dispatch,
@@ -36,11 +38,15 @@ class Placed:
     layouts: tuple[tuple[tuple[int, ...], int], ...]
 
 
-def place(name: str, parts: Sequence[Placed], inputs: Sequence[PlanBuffer]) -> Plan:
+def place(
+    name: str, parts: Sequence[Placed], inputs: Sequence[PlanBuffer], together: bool = False
+) -> Plan:
     """The plan that runs the parts in order.
 
     Args:
         inputs: the call's. None is changed by one part and used by another one.
+        together: whether results of a few bytes are in one buffer, which is quicker to allocate
+            than hundreds; each is bound alone.
 
     Returns:
         A plan without size symbols. Its outputs are those of the parts, in their order.
@@ -61,6 +67,8 @@ def place(name: str, parts: Sequence[Placed], inputs: Sequence[PlanBuffer]) -> P
         buffers |= at.buffers()
         steps += [at.dispatch(s, found) for s in part.plan.steps if isinstance(s, Dispatch)]
         outputs += map(at.output, part.plan.outputs)
+    if together:
+        _put_together(buffers, steps, outputs)
     return Plan(
         name,
         tuple(table),
@@ -74,6 +82,39 @@ def place(name: str, parts: Sequence[Placed], inputs: Sequence[PlanBuffer]) -> P
             for name, data in part.plan.constants.items()
         },
     )
+
+
+def _put_together(
+    buffers: dict[str, PlanBuffer], steps: list[Step], outputs: list[PlanOutput]
+) -> None:
+    """Puts outputs that fit where a binding may start into one buffer for each dtype."""
+    found: dict[DType, list[str]] = {}
+    for buffer in buffers.values():
+        nbytes = buffer.nbytes
+        if buffer.role == "output" and 0 < nbytes.constant <= BINDING_ALIGNMENT:
+            found.setdefault(buffer.dtype, []).append(buffer.name)
+    places: dict[str, tuple[str, int]] = {}
+    for dtype, names in found.items():
+        whole = f"results_{dtype}"
+        places |= {name: (whole, k * BINDING_ALIGNMENT) for k, name in enumerate(names)}
+        size = as_expr(len(names) * BINDING_ALIGNMENT // dtype.itemsize)
+        nbytes = as_expr(len(names) * BINDING_ALIGNMENT)
+        buffers[whole] = PlanBuffer(whole, "output", dtype, (size,), (ONE,), ZERO, nbytes)
+
+    def moved(binding: Binding) -> Binding:
+        whole, start = places.get(binding.buffer, ("", 0))
+        return Binding(whole, start, as_expr(BINDING_ALIGNMENT)) if whole else binding
+
+    for k, step in enumerate(steps):
+        assert isinstance(step, Dispatch)
+        steps[k] = replace(step, bindings=tuple(map(moved, step.bindings)))
+    for k, output in enumerate(outputs):
+        if output.buffer in places:
+            whole, start = places[output.buffer]
+            offset = (output.offset or ZERO) + start // buffers[whole].dtype.itemsize
+            outputs[k] = replace(output, buffer=whole, offset=offset)
+    for name in places:
+        del buffers[name]
 
 
 class _At:

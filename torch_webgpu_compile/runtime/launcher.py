@@ -175,7 +175,8 @@ class Launcher:
             for segment in segments:
                 self._record(segment)  # type: ignore[arg-type]  # not a host step
             return
-        changed = [buffers[k].memory for k in self._changed]
+        given = [buffers[k] for k in self._changed]
+        changed = [b if type(b) is GpuBuffer else b.memory for b in given]  # most of hundreds are
         try:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
             for segment in segments:

@@ -106,12 +106,12 @@ def test_one_memory_twice():
     compare(f)
 
 
-def test_counters_are_one_dispatch():
+def test_counters_are_few_dispatches():
     steps = [torch.zeros((), device=DEVICE) for _ in range(20)]
     torch._foreach_add_(steps, 1)
     counters.reset()
     torch._foreach_add_(steps, 1)
-    assert counters.dispatches == -(-20 // min(20, device_in_use().target.max_storage_buffers))
+    assert counters.dispatches == -(-20 // min(16, device_in_use().target.max_storage_buffers))
     assert all(float(step) == 2 for step in steps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 
 import pytest
 import torch
@@ -339,7 +340,7 @@ def test_lists_of_any_length_and_shape_are_compiled_once():
         optimizer.step()
         return params
 
-    room = min(16, device_in_use().target.max_storage_buffers // 2)
+    room = min(16, (device_in_use().target.max_storage_buffers - 1) // 2)  # and the numbers
     step([(4, 9)] * 67)
     for shapes in ([(12, 2), (60,), (3, 2, 2)] * 20, [(8, k + 1) for k in range(90)]):
         params = step(shapes)
@@ -402,3 +403,66 @@ def test_memory_is_given_back():
     optimizer.step()
     optimizer.zero_grad()
     assert torch.webgpu.memory_allocated() <= before + 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_norms_are_few_dispatches(dtype):
+    """They are views of one buffer, so that their stack is one copy; the code of each is shared."""
+    count = 70
+    room = min(16, device_in_use().target.max_storage_buffers // 2)
+    xs = [torch.randn(40, 30).to(dtype) for _ in range(count)]
+    ys = [x.to(DEVICE) for x in xs]
+    for _ in range(2):
+        counters.reset()
+        norms = torch._foreach_norm(ys)
+        stacked = torch.stack(norms)
+        torch.webgpu.synchronize()
+        if dtype is torch.float32:
+            assert counters.dispatches == -(-count // room) + 1
+    expected = torch.stack(torch._foreach_norm(xs))
+    torch.testing.assert_close(stacked.cpu(), expected)
+    norms[3].fill_(5.0)
+    assert norms[3]._version == 1
+    assert norms[4]._version == 0
+    torch.testing.assert_close(norms[4].cpu(), expected[4])
+    torch.testing.assert_close(stacked.cpu(), expected)
+
+
+def test_clipping_compiles_nothing_again():
+    """Parameters of several shapes and dtypes, of whose gradients some are not there."""
+
+    def f(device):
+        torch.manual_seed(0)
+        dtypes = [torch.float32, torch.bfloat16]
+        params = [
+            nn.Parameter(torch.randn(3, k % 4 + 1).to(dtypes[k % 2]).to(device)) for k in range(40)
+        ]
+        found = []
+        for step in range(3):
+            for p in params[step:]:
+                p.grad = torch.full_like(p, step + 1.5)
+            if step == 2:
+                counters.reset()
+            found += [torch.nn.utils.clip_grad_norm_(params, 1.5, kind) for kind in (2.0, inf, 1.0)]
+        return found, [p.grad for p in params]
+
+    compare(f, rtol=2e-2, atol=1e-3)
+    assert counters.plans_compiled == 0
+
+
+def test_views_that_follow_each_other_are_stacked_at_once():
+    def f(device):
+        x = torch.arange(96.0).reshape(8, 12).to(device)
+        rows, columns = list(x), list(x.t())
+        others = [*rows[:7], rows[6]], rows[::-1], [x[k, k % 2 :][:8] for k in range(8)]
+        stacks = [torch.stack(list(rows), dim) for dim in (0, 1, -1)]
+        stacks += [torch.stack(columns[::2] + columns[1::2]), torch.stack(columns, 1)]
+        stacks[0][0, 0] = 7.0  # of its own
+        return x, stacks, [torch.stack(views) for views in others]
+
+    compare(f)
+    x = torch.ones(40, 3, device=DEVICE)
+    counters.reset()
+    torch.stack(list(x))
+    torch.webgpu.synchronize()
+    assert counters.dispatches == 1

@@ -194,6 +194,24 @@ _FIXED_SIZES: Mapping[str, Mapping[str, slice]] = {
 _FIXED_OF_GROUPS = {"weight": slice(None), **dict.fromkeys(("input", "grad_output"), slice(1, 2))}
 
 
+def lists_of_equals(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """The lists of several tensors: as leaves, and whether all have one shape and one layout.
+
+    Args:
+        args, kwargs: with a `TensorSpec` for each tensor.
+    """
+    leaf = 0
+    for value in (*args, *kwargs.values()):
+        count = len(tree_leaves(value))
+        entries = value if isinstance(value, (list, tuple)) else ()
+        if len(entries) > 1 and all(isinstance(entry, TensorSpec) for entry in entries):
+            layouts = {(spec.sizes, spec.strides) for spec in entries}
+            yield tuple(range(leaf, leaf + count)), len(layouts) == 1
+        leaf += count
+
+
 def size_leaves(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:

@@ -35,6 +35,7 @@ from . import device_ops
 from .arguments import (
     as_traced,
     as_written,
+    lists_of_equals,
     overlap,
     size_leaves,
     symbolic_leaves,
@@ -94,7 +95,9 @@ def capture_call(
     sizes = None
     if dynamic:
         by_magnitude = torch.Tag.pointwise not in op.tags
-        sizes = Sizes(by_magnitude, *size_leaves(op, args, kwargs))
+        lists = [found for found, are_equal in lists_of_equals(args, kwargs) if are_equal]
+        alike = {leaf: found[0] for found in lists for leaf in found}
+        sizes = Sizes(by_magnitude, *size_leaves(op, args, kwargs), alike)
 
     def apply(filled: Sequence[Any]) -> Any:
         positional, named = tree_unflatten(filled, spec)

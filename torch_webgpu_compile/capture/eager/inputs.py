@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -89,11 +89,13 @@ class Sizes:
         by_magnitude: whether the code depends on about how large they are.
         integers: the leaves that are sizes themselves.
         fixed: (leaf, dimension) of those that choose the code, which are constants.
+        alike: by leaf, the first tensor of a list of equally shaped ones, which have its symbols.
     """
 
     by_magnitude: bool = True
     integers: frozenset[int] = frozenset()
     fixed: frozenset[tuple[int, int]] = frozenset()
+    alike: Mapping[int, int] = field(default_factory=dict)
 
 
 class SymbolicInputs:
@@ -132,7 +134,7 @@ class SymbolicInputs:
         self.values: list[Any] = []
         self.offsets: dict[int, Int] = {}
         self.numbers: dict[int, torch.SymFloat] = {}
-        taken: list[int] = []
+        self._taken = taken = list[int]()
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, TensorSpec):
                 self.offsets[len(taken)] = self._offset(leaf.offset, k)
@@ -205,10 +207,21 @@ class SymbolicInputs:
     def _tensor(self, spec: TensorSpec, leaf: int) -> FakeTensor:
         if 0 in spec.sizes:
             return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
+        first = leaf if self._sizes is None else self._sizes.alike.get(leaf, leaf)
+        if first != leaf:
+            return self._like(self.values[self._taken.index(first)], spec, leaf)
         sizes = [
             self._size(size, _LeafSource(leaf, "sizes", dim)) for dim, size in enumerate(spec.sizes)
         ]
         return _fake(self.mode, spec.dtype, sizes, self._strides(spec, leaf, sizes))
+
+    def _like(self, first: FakeTensor, spec: TensorSpec, leaf: int) -> FakeTensor:
+        """A tensor of another one's sizes and strides, symbols or not."""
+        for name, values in (("sizes", first.shape), ("strides", first.stride())):
+            for dim, value in enumerate(values):
+                if isinstance(value, torch.SymInt):
+                    self._derived.append((_LeafSource(leaf, name, dim), value))
+        return _fake(self.mode, spec.dtype, first.shape, first.stride())
 
     def _strides(self, spec: TensorSpec, leaf: int, sizes: Sequence[Int]) -> list[Int]:
         """Strides as products of sizes where they are, innermost first."""
@@ -324,12 +337,12 @@ class LaneInputs(SymbolicInputs):
     def _offset(self, value: int, leaf: int) -> Int:
         return self._symbol(value, _LeafSource(leaf, "offset")) if value else 0
 
-    def _tensor(self, spec: TensorSpec, leaf: int) -> FakeTensor:
-        if spec.sizes[:1] != (self._length,):
-            return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
+    def _size(self, value: int, place: _LeafSource) -> Int:
+        if (place.field, place.dim, value) != ("sizes", 0, self._length):
+            return value
         if self._shared is None:
-            self._shared = self._symbol(self._length, _LeafSource(leaf, "sizes", 0))
-        return _fake(self.mode, spec.dtype, [self._shared, *spec.sizes[1:]], spec.strides)
+            self._shared = self._symbol(value, place)
+        return self._shared
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
         """Nothing is asked: lanes that a graph serves are told by their layouts.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
 from ...ir.graph import JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
@@ -12,24 +11,13 @@ from ...ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_
 from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr
 from ...target import Target
+from ..values import Names
 from ..wgsl.render import render_template
+from .alike import JointFunction, merged
 from .builder import KernelBody, KernelBuilder, declaration, fold_grid
 from .pointwise import map_body
 from .reduction import RowKernel
 from .scatter import update_body
-
-
-@dataclass(frozen=True)
-class JointFunction:
-    """A kernel of several, as the template prints it.
-
-    Attributes:
-        text: the function.
-        first: its first workgroup.
-    """
-
-    text: str
-    first: int
 
 
 def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -41,7 +29,11 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
     builder = KernelBuilder(target, buffers)
     rows = [part for part in group.groups if isinstance(part, RowGroup)]
     workgroup = joint_workgroup([choose_row_strategy(r, buffers, target) for r in rows], target)
-    bodies = [_body(builder, part, workgroup) for part in group.groups]
+    bodies = []
+    for part in group.groups:
+        if group.are_alike:
+            builder.names = Names()  # equal ones, in functions of their own
+        bodies.append(_body(builder, part, workgroup))
     bodies.sort(key=lambda body: -int(body.flops) // int(body.workgroups))
     shared = shared_arrays([*body.arrays.values()] for body in bodies)
     parts, first = [], 0
@@ -50,8 +42,11 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
         scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": scratch}
-        parts.append(JointFunction(render_template(body.template, inputs), first))
+        text = render_template(body.template, inputs)
+        parts.append(JointFunction(text, first, int(body.workgroups)))
         first += int(body.workgroups)
+    if group.are_alike:
+        parts = merged(parts, builder.bindings)
     nbytes = sum(array.nbytes for array in shared.values())
     assert nbytes <= target.max_workgroup_nbytes, "verify_schedule has checked it"
     declared = [declaration(_array_name(key), array) for key, array in shared.items()]

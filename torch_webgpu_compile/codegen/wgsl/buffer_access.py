@@ -110,6 +110,18 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     return [*text, "}"]
 
 
+def numbered_function(uses: Sequence[Use], verb: str) -> list[str]:
+    """The access to one of several buffers of a dtype, by its number."""
+    signature = _signature(uses[0], verb, f"any_{uses[0].alias}").replace("(", "(which: i32, ", 1)
+    value = ", v" if verb.startswith(("store", "add")) else ""
+    lines = [signature + " {", "  switch (which) {"]
+    for k, use in enumerate(uses):
+        label = f"case {k}:" if k + 1 < len(uses) else "default"
+        call = f"{verb}_{use.alias}(i{value});"
+        lines.append(f"    {label} {{ {call if value else f'return {call}'} }}")
+    return [*lines, "  }", "}"]
+
+
 _WORDS = {"word": "u32", "pairs": "vec2<u32>", "words": "vec4<u32>"}
 _STEPS = {"word": WORD_NBYTES, "pairs": 2 * WORD_NBYTES, "words": ACCESS_NBYTES}
 

@@ -7,7 +7,7 @@ and declares bindings and functions that fit all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, product, upper
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
-from .buffer_access import Use, access_function, element_type
+from .buffer_access import Use, access_function, element_type, numbered_function
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Bindings:
     narrow: dict[Expr, None] = field(default_factory=dict)
     functions: dict[str, WgslFunction] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict)
+    _numbered: dict[tuple[str, tuple[str, ...]], None] = field(default_factory=dict)
 
     def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:
         """A statement that reports an index out of range.
@@ -83,6 +84,19 @@ class Bindings:
             self._uses[memory] = use
         use.functions.add(verb)
         return f"{verb}_{use.alias}"
+
+    def function_by_number(self, verb: str, aliases: Sequence[str]) -> str:
+        """The WGSL name of an access to one of several buffers, whose number it takes first.
+
+        Args:
+            aliases: of buffers of one dtype, as `function` ends with them.
+        """
+        self._numbered[verb, tuple(aliases)] = None
+        return f"{verb}_any_{aliases[0]}"
+
+    def dtype_of(self, alias: str) -> DType:
+        """The dtype of the buffer that `function` ends with."""
+        return next(use.buffer.dtype for use in self._uses.values() if use.alias == alias)
 
     def touch(self, buffer: str, numel: Expr) -> None:
         """Says how many elements of a buffer that it uses a kernel moves, where not all."""
@@ -150,6 +164,9 @@ class Bindings:
                 slot += 1
             for verb in sorted(use.functions):
                 functions += access_function(use, verb, element, windows)
+        by_alias = {use.alias: use for use in self._uses.values()}
+        for verb, aliases in self._numbered:
+            functions += numbered_function([by_alias[alias] for alias in aliases], verb)
         if self.checks:
             declared.append(
                 f"@group(0) @binding({slot}) var<storage, read_write> device_status: "

@@ -25,7 +25,7 @@ from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...ir.lanes import Lanes
-from ...plan.model import Plan, PlanBuffer
+from ...plan.model import Plan, PlanBuffer, PlanOutput
 from ...plan.placing import Placed, place
 from ...plan.recent import Recent
 from ...plan.verify import verify_plan
@@ -108,7 +108,7 @@ def compile_lists(
     calls: Sequence[SequenceCall],
     leaves: Sequence[Any],
     made: Sequence[TensorSpec],
-    wanted: Sequence[int],
+    wanted: Sequence[int] | None,
     index: int,
 ) -> CompiledOp:
     """Compiles a sequence of calls on lists.
@@ -118,7 +118,8 @@ def compile_lists(
     Args:
         leaves: a `TensorSpec` for each tensor, which shares memory with no other, and floats.
         made: what the tensors are like that the calls return.
-        wanted: which of these are results.
+        wanted: which of these are results; None: all, of which those with one element are in one
+            buffer, side by side.
         index: the device.
 
     Raises:
@@ -134,9 +135,12 @@ class _Placing:
         self,
         leaves: Sequence[Any],
         made: Sequence[TensorSpec],
-        wanted: Sequence[int],
+        wanted: Sequence[int] | None,
         index: int,
     ) -> None:
+        self._is_alone = wanted is None
+        if wanted is None:
+            wanted = range(len(made))
         self._leaves = leaves
         self._made = made
         self._wanted = frozenset(wanted)
@@ -243,7 +247,10 @@ class _Placing:
         if self._numbers:
             spec = TensorSpec(torch.float32, (len(self._numbers),), (1,))
             inputs = [*inputs, _input(len(inputs), spec)]
-        plan = place(f"lists_{name}", self._parts, inputs)
+        plan = place(f"lists_{name}", self._parts, inputs, self._is_alone)
+        given = (self._made[position] for position in self._given)
+        outputs = (o if o.mutates is not None else _laid_out(o, next(given)) for o in plan.outputs)
+        plan = replace(plan, outputs=tuple(outputs))
         verify_plan(plan)
         changed = (o.mutates for o in plan.outputs if o.mutates is not None)
         signature = Signature(plan, Phase("inference", counted=frozenset(changed)))
@@ -273,6 +280,12 @@ def _of_sequence(number: Number, lane: Lane) -> Number:
     """A number of a lane's leaves as one of the sequence's."""
     names = map(str, number.expr.free_symbols)
     return Number(number.expr, {name: lane.leaves[number.symbols[name]] for name in names})
+
+
+def _laid_out(output: PlanOutput, spec: TensorSpec) -> PlanOutput:
+    """A result of a lane, which may be flat, as the call returns it."""
+    sizes, strides = tuple(map(as_expr, spec.sizes)), tuple(map(as_expr, spec.strides))
+    return replace(output, sizes=sizes, strides=strides)
 
 
 def _input(position: int, spec: TensorSpec) -> PlanBuffer:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, Variant
+from ...capture.eager.arguments import lists_of_equals
 from ...capture.eager.calls import (
     Argument,
     CapturedCall,
@@ -31,6 +32,7 @@ from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...options import CompileOptions, resolve
+from ...runtime.buffers import AnyBuffer
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
 from .. import devices
@@ -111,7 +113,9 @@ class Placement:
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
         index = devices.index_of(place)
-        kind = (op, torch.get_default_dtype(), index, spec, *map(_kind, specs))
+        # Tensors of a list that are alike share their symbols, see `lists_of_equals`.
+        lists = tuple(lists_of_equals(*pytree.tree_unflatten(specs, spec)))
+        kind = (op, torch.get_default_dtype(), index, spec, lists, *map(_kind, specs))
         return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 
@@ -265,8 +269,18 @@ class CompiledOp:
         generator = _generator_among(leaves) if self._seeds else None
         return KnownCall(op, self, graph, variant, as_expected, is_switched, generator)
 
-    def run(self, leaves: list[Any], known: KnownCall | None = None) -> Any:
-        """The call's results; ``known``: of an earlier call with the same signature."""
+    def run(
+        self,
+        leaves: list[Any],
+        known: KnownCall | None = None,
+        memory: Sequence[AnyBuffer | None] | None = None,
+    ) -> Any:
+        """The call's results.
+
+        Args:
+            known: of an earlier call with the same signature.
+            memory: of the leaves that are tensors, see `DeviceGraph.run_at`.
+        """
         values = leaves[:] if self._takes_all else [leaves[k] for k in self._arguments]
         if self._numbers is not None:
             values.append(self._numbers(leaves))
@@ -280,7 +294,7 @@ class CompiledOp:
         else:
             assert known.graph is not None
             assert known.variant is not None
-            made = known.graph.run_at(known.variant, values, known.is_as_expected)
+            made = known.graph.run_at(known.variant, values, known.is_as_expected, memory)
         if self._constants is not None:
             made = [*made, *leaves, *self._constants]
         results = self._pick(made)

@@ -13,8 +13,9 @@ from torch import Tensor
 from ...capture.attention import operators
 from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
+from ..tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from . import lists
-from .dispatch import run
+from .dispatch import PROPERTIES, run
 
 aten = torch.ops.aten
 
@@ -149,8 +150,40 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """``torch.stack``, as `cat`."""
+    """``torch.stack``, as `cat`; of views that follow each other in memory one copy.
+
+    Norms of many tensors are such views, which `lists` gives.
+    """
+    if len(tensors) >= FEWEST_OF_MANY and (whole := _as_one_view(tensors, dim)) is not None:
+        copy: Tensor = run(aten.clone.default, whole, memory_format=torch.contiguous_format)
+        return copy
     return _joined(aten.stack.default, tensors, dim)
+
+
+def _as_one_view(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
+    """The stack as a view of memory in which equal tensors follow each other; None of others."""
+    first, count = tensors[0], len(tensors)
+    rank = first.dim()
+    # Of more dimensions than here, PyTorch chooses the order of the result's.
+    if rank > 1 or not -rank - 1 <= dim <= rank:
+        return None
+    addresses = list(map(data_ptr, tensors))
+    start, step = addresses[0], addresses[1] - addresses[0]
+    if step <= 0 or addresses != list(range(start, start + count * step, step)):
+        return None
+    distance, rest = divmod(step, first.element_size())
+    if rest or storage_address(start) != storage_address(addresses[-1]):
+        return None
+    of_each = (map(get, tensors) for get in PROPERTIES)
+    if len({*zip(*of_each, strict=True)}) > 1 or any(map(Tensor.is_neg, tensors)):
+        return None
+    if any(map(Tensor.is_conj, tensors)):
+        return None
+    sizes, strides = list(first.shape), list(first.stride())
+    sizes.insert(dim % (rank + 1), count)
+    strides.insert(dim % (rank + 1), distance)
+    storage, offset = first.untyped_storage(), int(first.storage_offset())
+    return new_tensor(storage, first.dtype, sizes, strides, offset, first.get_device())
 
 
 def _joined(op: torch._ops.OpOverload, tensors: Sequence[Tensor], dim: int) -> Tensor:

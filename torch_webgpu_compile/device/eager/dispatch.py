@@ -40,7 +40,7 @@ _MAX_DETAILS = 256
 _INF = float("inf")
 
 PLAIN_TENSORS = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
-_PROPERTIES = (
+PROPERTIES = (
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.stride,
@@ -154,7 +154,7 @@ def _describe(values: Iterable[Any], leaves: list[Any], key: list[Any]) -> None:
 
 def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
     """What `_describe` says of each, one property after another: the calls stay in C code."""
-    yield from (tuple(map(get, tensors)) for get in _PROPERTIES)
+    yield from (tuple(map(get, tensors)) for get in PROPERTIES)
     yield tuple([address % BINDING_ALIGNMENT for address in map(data_ptr, tensors)])
     for is_lazy in (Tensor.is_conj, Tensor.is_neg):
         yield any(map(is_lazy, tensors)) and tuple(map(is_lazy, tensors))

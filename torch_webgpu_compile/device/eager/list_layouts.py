@@ -9,6 +9,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from ...runtime.buffers import AnyBuffer
 from ..tensors import storages
 from ..tensors.storages import data_ptr
 
@@ -63,20 +64,28 @@ class KnownList:
         number: of the list in the sequence.
     """
 
-    __slots__ = ("_description", "_likeness", "number")
+    __slots__ = ("_addresses", "_description", "_likeness", "number")
 
     def __init__(
-        self, number: int, likeness: storages.Likeness | None, description: Description
+        self,
+        number: int,
+        addresses: Sequence[int],
+        likeness: storages.Likeness | None,
+        description: Description,
     ) -> None:
         self.number = number
+        self._addresses = addresses
         self._likeness = likeness
         self._description = description
 
-    def lies(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors have their shapes and strides still: ``tensor.data = view``."""
+    def lies(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> bool:
+        """Whether the tensors are where they were, with their shapes and strides.
+
+        After ``tensor.data = other`` one of them is not.
+        """
         likeness = self._likeness
-        return (likeness is not None and likeness.holds(tensors)) or self._description.holds(
-            tensors
+        return addresses == self._addresses and (
+            (likeness is not None and likeness.holds(tensors)) or self._description.holds(tensors)
         )
 
 
@@ -84,50 +93,39 @@ class Layouts:
     """Where tensors were, and how they lay there, when a sequence met them.
 
     By the time that it runs, ``tensor.data = other`` or ``tensor.t_()`` may have changed that.
+
+    Attributes:
+        addresses: of the tensors.
     """
 
     def __init__(self) -> None:
-        self._addresses: list[int] = []
+        self.addresses: list[int] = []
         self._memory: list[storages.Memory] = []
-        self._parts: list[tuple[Description, storages.Likeness | None]] = []
+        self._descriptions: list[Description] = []
 
-    def add(
-        self,
-        description: Description,
-        addresses: Sequence[int],
-        likeness: storages.Likeness | None,
-    ) -> None:
-        """Remembers tensors; ``likeness`` holds for tensors of this description."""
-        self._addresses += addresses
+    def add(self, description: Description, addresses: Sequence[int]) -> None:
+        """Remembers tensors of this description."""
+        self.addresses += addresses
         self._memory += storages.memory_at(addresses)
-        self._parts.append((description, likeness))
+        self._descriptions.append(description)
 
-    def restored(self, tensors: list[Tensor], index: int) -> list[Tensor]:
+    def buffers(self, count: int) -> list[AnyBuffer | None]:
+        """The memory of the first ``count`` tensors.
+
+        The last tensors may be missing: a call that was refused had added them.
+        """
+        return storages.buffers_in(self._memory[:count], self.addresses[:count])
+
+    def restored(self, tensors: Sequence[Tensor], index: int) -> list[Tensor]:
         """Those tensors as they were, on a device."""
-        if list(map(data_ptr, tensors)) == self._addresses[: len(tensors)] and self._lie(tensors):
-            return tensors
-        # The last tensors may be missing: a call that was refused had added them.
-        descriptions = [description for description, _ in self._parts]
         dtypes, shapes, strides = (
-            list(chain.from_iterable(map(attrgetter(name), descriptions)))
+            list(chain.from_iterable(map(attrgetter(name), self._descriptions)))
             for name in ("dtypes", "shapes", "strides")
         )
         made = []
         for k, tensor in enumerate(tensors):
-            layout = self._addresses[k], shapes[k], strides[k]
+            layout = self.addresses[k], shapes[k], strides[k]
             if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
                 tensor = storages.tensor_at(self._memory[k], dtypes[k], *layout, index)
             made.append(tensor)
         return made
-
-    def _lie(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors have their shapes and strides still."""
-        start = 0
-        for description, likeness in self._parts:
-            if start >= len(tensors):  # what follows is of a call that was refused
-                break
-            part = tensors[start : start + len(description.shapes)]
-            start += len(part)
-            if not (likeness is not None and likeness.holds(part)) and not description.holds(part):
-                return False
-        return True

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
+from math import isfinite
 from operator import invert
 from typing import Any
 
@@ -35,13 +36,12 @@ from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
-from ...target import BINDING_ALIGNMENT
 from ..tensors import storages
 from ..tensors.deferred import defer, settle
 from ..tensors.storages import data_ptr
 from . import dispatch, outputs, steps
 from .compiled_lists import compile_lists
-from .compiled_op import CompiledOp, specs_of
+from .compiled_op import CompiledOp, KnownCall, specs_of
 from .list_layouts import EXACT, Description, KnownList, Layouts
 
 _MOST_CALLS = 1 << 12
@@ -87,15 +87,14 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         for _ in range(2):
             try:
                 sequence = _begin(args) if _current is None else _current
+                if not is_gathered:
+                    return sequence.run_alone(op, args, kwargs)
                 results = sequence.add(op, args, kwargs)
             except BaseException as error:
                 settle()  # a sequence that knows tensors of another call cannot go on
                 if not isinstance(error, _DifferentError):
                     raise
                 continue
-            if not is_gathered:
-                sequence.run(are_needed=True)
-                return results
             _current = sequence
             defer(_run_current)
             if len(sequence) >= _MOST_CALLS:
@@ -135,7 +134,8 @@ class _Node:
         spare: such tensors of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
         described: of the next call's lists that were met first, by operator, place and length.
-        programs: what was compiled, by the positions of the made tensors that are needed later.
+        programs: what was compiled, by the positions of the made tensors that are needed later;
+            None: by a call that is not gathered.
     """
 
     __slots__ = (
@@ -156,18 +156,28 @@ class _Node:
         self.spare: list[list[Tensor]] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.described: dict[tuple[Any, ...], tuple[storages.Likeness, Description]] = {}
-        self.programs: dict[tuple[int, ...], list[_Program]] = {}
+        self.programs: dict[tuple[int, ...] | None, list[_Program]] = {}
         self._made: tuple[storages.Likeness | None, Description] | None = None
+
+    @property
+    def _way(self) -> list[_Node]:
+        """The nodes of the calls, in order."""
+        found = []
+        node: _Node = self
+        while node.before is not None:
+            found.append(node)
+            node = node.before
+        return found[::-1]
 
     @property
     def calls(self) -> list[SequenceCall]:
         """All calls, in order."""
-        found = []
-        node: _Node | None = self
-        while node is not None and node.call is not None:
-            found.append(node.call)
-            node = node.before
-        return found[::-1]
+        return [node.call for node in self._way if node.call is not None]
+
+    @property
+    def layouts(self) -> list[tuple[Any, ...]]:
+        """The ``results`` of all calls."""
+        return list(chain(*(node.results or () for node in self._way)))
 
     def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, Description]:
         """What the results of the last call are like, which are the same in all sequences."""
@@ -183,18 +193,31 @@ class _Program:
 
     Args:
         compiled: None where it cannot be compiled.
+        op: the first operator.
         leaves: what it was compiled for.
+
+    Attributes:
+        known: the call of ``compiled``.
+        is_in_place: whether it writes what it changes where that is.
+
+    Raises:
+        UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
     """
 
-    __slots__ = ("_fixed", "compiled")
+    __slots__ = ("_fixed", "compiled", "is_in_place", "known")
 
-    def __init__(self, compiled: CompiledOp | None, leaves: Sequence[Any]) -> None:
+    def __init__(self, compiled: CompiledOp | None, op: OpOverload, leaves: Sequence[Any]) -> None:
         self.compiled = compiled
         self._fixed: list[tuple[int, str]] = []
+        self.known = KnownCall(op)
+        self.is_in_place = False
         if compiled is not None:
             free = compiled.free_numbers
             numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
             self._fixed = [(k, leaves[k].hex()) for k in numbers]
+            self.known = compiled.known_call(op, leaves)
+            assert self.known.variant is not None
+            self.is_in_place = all(m.in_place for m in self.known.variant.mutations)
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether it computes the sequence with these numbers, too."""
@@ -245,7 +268,7 @@ class _Sequence:
         self._numbers: list[float] = []
         self._made: list[tuple[_Node, list[Tensor]]] = []
         self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
-        self._addresses: dict[int, int] = {}  # of the same
+        self._made_addresses: list[int] = []
         self._lists: dict[tuple[int, ...], KnownList] = {}
         self._is_alone = False  # whether no call may follow
 
@@ -264,6 +287,40 @@ class _Sequence:
             _DifferentError: it cannot be a part of this sequence, to which nothing may be added
                 any more.
         """
+        node = self._enter(op, args, kwargs)
+        _count_changes(op, args)
+        if node.results is None:
+            return None
+        made = node.spare.pop() if node.spare else list(map(self._make, node.results))
+        identities, addresses = tuple(map(id, made)), list(map(data_ptr, made))
+        known = KnownList(len(self._lists), addresses, *node.made_like(made))
+        self._lists[identities] = known
+        first = len(self._made_addresses)
+        self._made_addresses += addresses
+        places = map(invert, range(first, first + len(made)))
+        self._places.update(zip(identities, places, strict=True))
+        self._made.append((node, made))
+        return list(made)
+
+    def run_alone(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call that is not gathered, the first one and the last.
+
+        Raises:
+            _DifferentError: it cannot be a part of a sequence.
+            DeviceError: the GPU refused.
+        """
+        node = self._enter(op, args, kwargs)
+        results = self._computed(None)
+        if results is None:
+            return dispatch.run(op, *args, **kwargs)
+        _count_changes(op, args)
+        if node.results is None:
+            return None
+        made = zip(results, node.results, strict=True)
+        return [self._make(layout) if result is None else result for result, layout in made]
+
+    def _enter(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
+        """Goes on to the node of a call with its tensors and numbers; raises as `add`."""
         if self._is_alone:
             raise _DifferentError
         key: list[Any] = [op]
@@ -282,19 +339,7 @@ class _Sequence:
         self._node = node
         self._tensors += new
         self._numbers += numbers
-        if not torch.is_inference_mode_enabled():  # there are no versions
-            for position in _written(op):
-                torch.autograd.graph.increment_version(args[position])
-        if node.results is None:
-            return None
-        made = node.spare.pop() if node.spare else self._make(node.results)
-        identities, first = tuple(map(id, made)), len(self._all_made())
-        self._lists[identities] = KnownList(len(self._lists), *node.made_like(made))
-        self._addresses.update(zip(identities, map(data_ptr, made), strict=True))
-        places = map(invert, range(first, first + len(made)))
-        self._places.update(zip(identities, places, strict=True))
-        self._made.append((node, made))
-        return list(made)
+        return node
 
     def _describe(
         self, value: Any, key: list[Any], new: list[Tensor], numbers: list[float]
@@ -304,6 +349,9 @@ class _Sequence:
         if kind is list or kind is tuple:
             if value and isinstance(value[0], Tensor):
                 self._describe_tensors(value, key, new)
+            elif set(map(type, value)) == {float} and all(map(isfinite, value)):
+                key += (list, len(value))
+                numbers += value
             else:
                 key.append(len(value))
                 for entry in value:
@@ -323,21 +371,22 @@ class _Sequence:
     def _describe_tensors(
         self, tensors: Sequence[Tensor], key: list[Any], new: list[Tensor]
     ) -> None:
-        identities = tuple(map(id, tensors))
-        addresses = list(map(data_ptr, tensors))
-        if list(map(self._addresses.get, identities, addresses)) != addresses:
-            raise _DifferentError  # ``tensor.data = other``
+        identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         known = self._lists.get(identities)
         if known is not None:
-            if not known.lies(tensors):
+            if not known.lies(tensors, addresses):
                 raise _DifferentError
             key.append(~known.number)  # a list of numbers has its length there
             return
-        everything, is_new = tensors, True
-        if not self._places.keys().isdisjoint(identities):
+        number = len(self._lists)
+        is_mixed = not self._places.keys().isdisjoint(identities)
+        if is_mixed:
             places = tuple(map(self._places.get, identities))
+            if not all(map(self._is_there, places, addresses)):
+                raise _DifferentError
             key.append(places)
-            is_new = False
+            of_all = KnownList(number, addresses, None, Description.of(tensors))
+            self._lists[identities] = of_all
             tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
             identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
         starts = storages.starts_of(addresses)
@@ -350,14 +399,20 @@ class _Sequence:
             if len(self):
                 raise _DifferentError
             self._is_alone = True
-        own = (likeness, description) if is_new else (None, Description.of(everything))
-        self._lists[tuple(map(id, everything))] = KnownList(len(self._lists), *own)
-        self._layouts.add(description, addresses, likeness)
-        key += description, tuple([a % BINDING_ALIGNMENT for a in addresses])
-        first = len(self._tensors) + len(new)
+        if not is_mixed:
+            self._lists[identities] = KnownList(number, addresses, likeness, description)
+        first = len(self._layouts.addresses)
+        self._layouts.add(description, addresses)
+        key += description, storages.residues_of(addresses)
         self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
-        self._addresses.update(zip(identities, addresses, strict=True))
         new += tensors
+
+    def _is_there(self, place: int | None, address: int) -> bool:
+        """Whether a tensor is where it was when it got its place; after ``tensor.data = other``."""
+        if place is None:
+            return True
+        known = self._made_addresses[~place] if place < 0 else self._layouts.addresses[place]
+        return known == address
 
     def _description(
         self, key: Sequence[Any], tensors: Sequence[Tensor]
@@ -410,48 +465,53 @@ class _Sequence:
         made = 0 if results is None else len(results)
         return _Node(self._node, SequenceCall(op, placed, named, made), results)
 
-    def _make(self, layouts: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-        """Tensors without memory."""
-        made = []
-        for dtype, sizes, strides in layouts:
-            nbytes = storage_span(sizes, strides) * dtype.itemsize
-            storage = storages.new_storage(nbytes, self._index, _none_yet)
-            made.append(storages.new_tensor(storage, dtype, sizes, strides, 0, self._index))
-        return made
+    def _make(self, layout: tuple[Any, ...]) -> Tensor:
+        """A tensor without memory."""
+        dtype, sizes, strides = layout
+        nbytes = storage_span(sizes, strides) * dtype.itemsize
+        storage = storages.new_storage(nbytes, self._index, _none_yet)
+        return storages.new_tensor(storage, dtype, sizes, strides, 0, self._index)
 
     # ---- their end
 
-    def run(self, are_needed: bool = False) -> None:
-        """Runs all calls, and lets go of the tensors.
-
-        Args:
-            are_needed: whether all results are, though nobody has them yet.
+    def run(self) -> None:
+        """Runs all calls that were remembered, and lets go of the tensors.
 
         Raises:
             DeviceError: the GPU refused.
         """
-        self._tensors = self._layouts.restored(self._tensors, self._index)
-        wanted = self._wanted(are_needed)
-        program = self._program(wanted)
-        self.has_begun = True
-        if program is None:
+        needed = chain(*(_are_needed(tensors) for _, tensors in self._made))
+        wanted = tuple(k for k, is_needed in enumerate(needed) if is_needed)
+        results = self._computed(wanted)
+        if results is None:
             self._run_singly()
-            wanted = ()
         else:
-            results = program.run([*self._tensors, *self._numbers])
             made = self._all_made()
             for position, result in zip(wanted, results, strict=True):
                 _give(made[position], result)
             del made
-        if not are_needed:
-            self._keep_spare()
+        self._keep_spare()
 
-    def _wanted(self, everything: bool) -> tuple[int, ...]:
-        """The positions of the made tensors that somebody has, or of all."""
-        if everything:
-            return tuple(range(sum(len(tensors) for _, tensors in self._made)))
-        needed = chain(*(_are_needed(tensors) for _, tensors in self._made))
-        return tuple(k for k, is_needed in enumerate(needed) if is_needed)
+    def _computed(self, wanted: tuple[int, ...] | None) -> Sequence[Tensor | None] | None:
+        """Runs all calls as a whole.
+
+        Args:
+            wanted: positions of made tensors; None: the results of the only call.
+
+        Returns:
+            What is wanted, without what is empty. None: they cannot be compiled, and have not run.
+        """
+        leaves = [*self._tensors, *self._numbers]
+        program = self._program(wanted, leaves)
+        if program.compiled is None:
+            self._tensors = self._layouts.restored(self._tensors, self._index)
+            return None
+        if not program.is_in_place:
+            leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
+        memory = self._layouts.buffers(len(self._tensors))
+        self.has_begun = True
+        results: Sequence[Tensor | None] = program.compiled.run(leaves, program.known, memory)
+        return results
 
     def _all_made(self) -> list[Tensor]:
         return [tensor for _, tensors in self._made for tensor in tensors]
@@ -461,19 +521,21 @@ class _Sequence:
             if len(node.spare) < 2 and not any(_are_needed(tensors)):
                 node.spare.append(tensors)
 
-    def _program(self, wanted: tuple[int, ...]) -> CompiledOp | None:
+    def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
         """What computes the sequence as a whole."""
-        leaves = [*self._tensors, *self._numbers]
         known = self._node.programs.setdefault(wanted, [])
         program = next((p for p in known if p.holds(leaves)), None)
         if program is None:
+            leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
+            op = self._node.calls[0].op
             if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
-                return None
-            program = _Program(self._compiled(wanted, leaves), leaves)
+                return _Program(None, op, leaves)
+            compiled = self._compiled(wanted, leaves)
+            program = _Program(compiled, op, leaves)
             known.append(program)
-        return program.compiled
+        return program
 
-    def _compiled(self, wanted: Sequence[int], leaves: Sequence[Any]) -> CompiledOp | None:
+    def _compiled(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> CompiledOp | None:
         first = len(self._tensors)
 
         def as_leaf(number: _Number) -> Leaf:
@@ -484,8 +546,7 @@ class _Sequence:
             return replace(call, args=args, kwargs=kwargs)
 
         calls = list(map(with_leaves, self._node.calls))
-        layouts = chain(*(node.results or () for node, _ in self._made))
-        made = [TensorSpec(*layout) for layout in layouts]
+        made = [TensorSpec(*layout) for layout in self._node.layouts]
         with torch._C._DisableAutocast():
             try:
                 return compile_lists(calls, specs_of(leaves), made, wanted, self._index)
@@ -537,6 +598,13 @@ def _give(tensor: Tensor, result: Tensor | None) -> None:
     """Gives a tensor without memory that of a result; nothing to an empty one."""
     if result is not None and result.numel():
         storages.fill(tensor, storages.buffer_of(result))
+
+
+def _count_changes(op: OpOverload, args: Sequence[Any]) -> None:
+    """Increments the versions of what a call changes."""
+    if not torch.is_inference_mode_enabled():  # there are no versions
+        for position in _written(op):
+            torch.autograd.graph.increment_version(args[position])
 
 
 @cache

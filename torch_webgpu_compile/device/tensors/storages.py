@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from types import MethodType
 from typing import Any
 
@@ -18,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ...errors import DeviceError
-from ...runtime.buffers import EmptiedBuffer, LostBuffer
+from ...runtime.buffers import AnyBuffer, EmptiedBuffer, LostBuffer
 from ...runtime.device import Device, GpuBuffer
+from ...target import BINDING_ALIGNMENT
 from .. import devices
 from .deferred import settle
 from .templates import Templates
@@ -233,7 +236,26 @@ Memory = _StorageReference | None
 
 def memory_at(addresses: Sequence[int]) -> list[Memory]:
     """The memory that addresses point into."""
-    return [_references.get(address >> _SLOT_BITS) for address in addresses]
+    return list(map(_references.get, [address >> _SLOT_BITS for address in addresses]))
+
+
+def residues_of(addresses: Sequence[int]) -> tuple[int, ...] | int:
+    """Bytes of each address beyond a multiple of `BINDING_ALIGNMENT`; 0 if there are none."""
+    if not reduce(or_, addresses, 0) % BINDING_ALIGNMENT:
+        return 0
+    return tuple([address % BINDING_ALIGNMENT for address in addresses])
+
+
+def buffers_in(memory: Sequence[Memory], addresses: Sequence[int]) -> list[AnyBuffer | None]:
+    """The memory at addresses, from the last multiple of `BINDING_ALIGNMENT` before each on."""
+    buffers = [None if m is None else m.buffer for m in memory]
+    if reduce(or_, addresses, 0) & _OFFSET_MASK < BINDING_ALIGNMENT:
+        return list(buffers)
+    starts = [(a & _OFFSET_MASK) // BINDING_ALIGNMENT * BINDING_ALIGNMENT for a in addresses]
+    return [
+        buffer.slice(start) if start and buffer is not None else buffer
+        for buffer, start in zip(buffers, starts, strict=True)
+    ]
 
 
 def tensor_at(
@@ -354,7 +376,7 @@ def storage_address(address: int) -> int:
 
 def starts_of(addresses: Sequence[int]) -> list[int]:
     """Where the storages start that addresses point into, without those of empty tensors."""
-    return [start for start in map(storage_address, addresses) if start]
+    return [address & ~_OFFSET_MASK for address in addresses if address > _OFFSET_MASK]
 
 
 def is_dense(tensor: Tensor) -> bool:

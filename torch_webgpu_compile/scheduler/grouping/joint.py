@@ -52,7 +52,7 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     for k, group in enumerate(schedule.groups):
         before.add(k)
         passed = clusters.largest_passed(k)  # side by side, all are alive at once
-        if not (_is_small(group, schedule, target) and cost.may_be_passed(passed, target)):
+        if not (is_small(group, schedule, target) and cost.may_be_passed(passed, target)):
             continue
         free = (place for place in reversed(opened) if not before.needs(k, place))
         into = next((place for place in free if _fits(clusters, memory, k, place)), None)
@@ -126,7 +126,7 @@ class _Before:
                 self._masks[other] = own | mask
 
 
-def _is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
+def is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
     """Whether a group may be a part: a map, rows or scatter of known size that moves few bytes."""
     buffers = schedule.graph.buffers
     match group:

@@ -16,10 +16,12 @@ from ...ir.graph import (
     ForeachGroup,
     GraphInput,
     GraphOutput,
+    JointGroup,
     KernelGroup,
     LoopGraph,
     MapGroup,
     Member,
+    RowGroup,
     Schedule,
     buffers_of,
     map_group,
@@ -29,12 +31,12 @@ from ...ir.renaming import rename_group, rename_loads
 from ...ir.scalar import Index, Load, Scalar, rewrite, scalar_symbols, substitute_symbols
 from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, atom_expr, substitute, symbol, symbols_of
 from ...target import Target
+from .joint import is_small
 
 # The kernel has two cases for each, which drivers compile in more than linear time: with llvmpipe,
 # an operator on 148 tensors takes 0.12 s at first with 16 of them, 0.32 s with 32.
 _MOST = 16
-# Reductions have all of their code in a kernel that they share: the norms of 148 gradients take
-# 1.4 s with 4 of them and 60 dispatches, 2.4 s with 16 and 44, on the same.
+# Other groups have all of their code in a kernel that they share.
 _MOST_OTHERS = 4
 
 
@@ -72,6 +74,9 @@ def side_by_side(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
         maps = [part for part in parts if isinstance(part, MapGroup)]
         if len(maps) > 1 and canonical_form(maps[0], buffers) is not None:
             groups.append(ForeachGroup(tuple(maps)))
+        elif count > 1 and _shares_code(group, schedule, target):
+            rows = tuple(part for part in parts if isinstance(part, RowGroup))
+            groups.append(JointGroup(rows, are_alike=True))
         else:
             groups += parts
     return Schedule(made, tuple(groups))
@@ -79,9 +84,11 @@ def side_by_side(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
 
 def _fitting(schedule: Schedule, shared: set[str | None], target: Target) -> int:
     """How many lanes the bindings of a kernel allow."""
-    found = _MOST if all(isinstance(g, MapGroup) for g in schedule.groups) else _MOST_OTHERS
+    found = _MOST
     for group in schedule.groups:
-        if isinstance(group, MapGroup):
+        if not isinstance(group, MapGroup) and not _shares_code(group, schedule, target):
+            found = min(found, _MOST_OTHERS)
+        else:
             bound = buffers_of(group)
             names = bound.reads | bound.stored
             whole = schedule.graph.binding_count(names, bound.reports, target)
@@ -89,6 +96,11 @@ def _fitting(schedule: Schedule, shared: set[str | None], target: Target) -> int
             room = target.max_storage_buffers - common
             found = min(found, room // max(1, whole - common))
     return max(1, found)
+
+
+def _shares_code(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
+    """Whether copies of a group, which is no map, have their code in a kernel once."""
+    return isinstance(group, RowGroup) and is_small(group, schedule, target)
 
 
 def _of_all(numbers: Buffer, lanes: Lanes, count: int) -> Buffer:
