@@ -305,7 +305,7 @@ def _makes_few_channels(input: Value, channels: Expr, kernel: Sequence[Expr]) ->
     taps = product(kernel)
     if made is None or read is None or not taps.is_constant:
         return False
-    is_worth = 1 < int(taps) and _LEAST_OF_CHANNELS * made <= read
+    is_worth = int(taps) > 1 and _LEAST_OF_CHANNELS * made <= read
     return made <= _FEW_CHANNELS and is_worth and made * int(taps) <= _MOST_STORED * read
 
 
