@@ -323,7 +323,7 @@ def _by_taps(
     A contraction over channels alone has a row for each tap of each channel, and plain matrices as
     operands. With channels as rows, tiles would be mostly empty.
     """
-    images, out_channels, *space = sizes
+    images, out_channels = sizes[:2]
     kernel = weight.sizes[2:]
     read_space = input.sizes[2:]
     rows = (out_channels, *kernel)
