@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,15 @@ def _as_complex(pairs: Tensor) -> Tensor:
     return torch.empty(pairs.shape[:-1], dtype=pairs.dtype.to_complex())  # of any strides
 
 
-def run_call(call: CapturedCall, leaves: list[Any], *, allow_host: bool = False) -> Any:
+def run_call(
+    call: CapturedCall,
+    leaves: list[Any],
+    *,
+    allow_host: bool = False,
+    rewrite: Callable[[LoopGraph], LoopGraph] = lambda graph: graph,
+) -> Any:
     """Lowers and interprets; changes tensors among ``leaves``; gives what the call returns."""
-    graph = lower_checked(call.captured, allow_host=allow_host)
+    graph = rewrite(lower_checked(call.captured, allow_host=allow_host))
     arguments = [
         bound_memory(leaves[k]) if isinstance(leaves[k], Tensor) else leaves[k]
         for k in call.arguments

@@ -10,13 +10,20 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tests.eager_calls import check_call, check_reuse, describe
-from tests.harness import lower_checked
+from tests.compilations import TARGET
+from tests.eager_calls import check_call, check_reuse, describe, run_call, symbol_values
+from tests.harness import compare, lower_checked
 from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
+from torch_webgpu_compile.ir.graph import LoopGraph
+from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.text import format_graph
+from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.scheduler import cost
+from torch_webgpu_compile.scheduler.rewrites.split import split_contractions
+from torch_webgpu_compile.symbolic.sizes import Expr, evaluate
 
 aten = torch.ops.aten
 R = torch.randn
@@ -84,6 +91,36 @@ def test_a_list_of_equals_has_the_symbols_of_one() -> None:
     check_reuse(
         captured(aten.cat.default, others), aten.cat.default, [R(9, 11), R(5, 11), R(7, 11)]
     )
+
+
+def test_a_sum_over_images_has_as_many_parts_as_the_call_asks_for() -> None:
+    """Tiles of 64 × 64 of a class differ by up to 16 times: parts of each fill a GPU."""
+    op = aten.convolution_backward.default
+
+    def arguments(images: int, channels: int, made: int, side: int) -> tuple[Any, ...]:
+        x, w = R(images, channels, side, side), R(made, channels, 3, 3)
+        lists = [1, 1], [1, 1], [1, 1], False, [0, 0]
+        return R(images, made, side, side), x, w, None, *lists, 1, [False, True, False]
+
+    first, other = arguments(4, 52, 52, 12), arguments(8, 64, 136, 16)
+    call = captured(op, *first)
+
+    def divided(graph: LoopGraph) -> LoopGraph:
+        graph = split_contractions(graph, TARGET)
+        verify_loop_graph(graph)
+        (node,) = (node for node in graph.nodes if isinstance(node, Contraction))
+        divisions.append((node.batch[0], graph))
+        return graph
+
+    divisions: list[tuple[Expr, LoopGraph]] = []
+    for args, tiles in ((first, 8), (other, 3 * 9)):
+        leaves = tree_leaves(args)
+        assert call.accepts(tree_leaves(describe((args, {}))))
+        found = tree_leaves(run_call(call, leaves, rewrite=divided))
+        compare(found, tree_leaves(op(*args)), rtol=1e-3, atol=1e-3)
+        parts, graph = divisions[-1]
+        wanted = -(-cost.filling_workgroups(TARGET) // tiles)
+        assert evaluate(parts, symbol_values(graph, call, leaves)) == wanted
 
 
 @pytest.mark.parametrize("op", [aten.mm.default, aten.sum.dim_IntList, aten._softmax.default])

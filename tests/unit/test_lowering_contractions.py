@@ -12,6 +12,7 @@ import torch
 from tests.harness import capture, check, lower_checked
 from torch_webgpu_compile.ir.depthwise_nodes import DepthwiseConvolution
 from torch_webgpu_compile.ir.nodes import Contraction, Pointwise, Reduction
+from torch_webgpu_compile.symbolic.sizes import product
 
 F = torch.nn.functional
 
@@ -118,6 +119,16 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ..
         (2, 4, 9, 8),
         (3, 4, 1, 2),
     ),
+    "few channels of many": (
+        lambda x, w: F.conv2d(x, w, stride=(2, 3), padding=(1, 3), dilation=(1, 2)),
+        (2, 3, 9, 11),
+        (16, 3, 3, 4),
+    ),
+    "transposed to few channels": (
+        lambda x, w: F.conv_transpose2d(x, w, padding=1),
+        (2, 16, 5, 6),
+        (16, 3, 3, 2),
+    ),
     "transposed 1d": (lambda x, w: F.conv_transpose1d(x, w, stride=2), (2, 3, 7), (3, 2, 4)),
 }
 
@@ -152,6 +163,17 @@ def test_strided_transposed_convolutions_leave_out_what_is_zero(kernel: int, pro
     (node,) = (node for node in lowered.nodes if isinstance(node, Contraction))
     sizes = (*node.batch, *node.rows, *node.columns, *node.inner)
     assert math.prod(map(int, sizes)) == 2 * 8 * 4 * 8 * 8 * products
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_few_channels_of_many_have_a_row_for_each_tap(stride: int) -> None:
+    """Three rows of a tile would leave most of it empty, and strides leave out most taps."""
+    x, w = floats(2, 64, 8, 8), floats(64, 3, 7, 7)
+    lowered = lower_checked(capture(lambda x, w: F.conv_transpose2d(x, w, None, stride, 3), x, w))
+    (node,) = (node for node in lowered.nodes if isinstance(node, Contraction))
+    assert int(product(node.rows)) == 3 * 7 * 7
+    assert math.prod(map(int, (*node.batch, *node.columns))) == 2 * 8 * 8
+    assert int(product(node.inner)) == 64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from tests.compilations import compile_function
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem, choose_matmul_tiling
 from torch_webgpu_compile.codegen.tilings.units import units_tilings
 from torch_webgpu_compile.symbolic.size_classes import size_class
-from torch_webgpu_compile.symbolic.sizes import symbol, typical
+from torch_webgpu_compile.symbolic.sizes import as_expr, symbol, typical
 from torch_webgpu_compile.target import Target
 from torch_webgpu_compile.web.targets import BROWSER
 
@@ -46,6 +46,17 @@ def test_tiles_are_full():
     """Of 64 rows, half of a larger tile would be empty."""
     assert choose_matmul_tiling(problem_of(16, 64, 3136), GPU).rows == 64
     assert choose_matmul_tiling(problem_of(16, 96, 3136), GPU).rows == 128
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(12544, 64), (784, 64)])
+def test_tiles_are_full_of_the_smaller_sizes_of_a_class(columns, tile):
+    """64 rows are of one class with 128."""
+    rows = 4 * symbol("rows", 12, 47)
+    images = 4 * symbol("images", 3, 11)
+    sizes = images, 4 * symbol("inner", 48, 191)
+    shapes = [(rows, as_expr(columns))]
+    problem = MatmulProblem.of(sizes, shapes, 4, ("inner", "scalar_inner"), paired=False)
+    assert choose_matmul_tiling(problem, GPU).rows == tile
 
 
 def test_tiles_of_windows_are_tall():

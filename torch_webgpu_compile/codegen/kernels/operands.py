@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
@@ -16,7 +16,6 @@ from ...symbolic.sizes import (
     iteration,
     product,
 )
-from ..hardening.spelling import all_of
 from ..values import Scope
 from ..wgsl.literals import zero_of
 from ..wgsl.scalars import Renderer
@@ -34,7 +33,7 @@ class TileLoad:
             neither.
         lines: WGSL statements that make ``result``.
         result: the WGSL expression of one element, or of the four.
-        guard: the condition under which the element exists, "" if that is always.
+        guards: below what m or n, and k, are to be for the element to exist, where they may not be.
         type: the WGSL type of the result.
         outside: the result where the element does not exist.
         run: with the axis "inner", fours of neighbours that one call loads: an array, if several.
@@ -43,7 +42,7 @@ class TileLoad:
     axis: str
     lines: list[str]
     result: str
-    guard: str
+    guards: Mapping[str, str]
     type: str
     outside: str
     run: int = 1
@@ -106,8 +105,8 @@ def load_operand(
         type = f"array<{type}, {run}>"
         result, outside = f"{type}({', '.join(results)})", f"{type}()"
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(inner_count, inner_tile)
-    guard = guard_of(builder, prefix, limits, are_whole)
-    return TileLoad(axis, lines, result, guard, type, outside, run)
+    guards = guards_of(builder, prefix, limits, are_whole)
+    return TileLoad(axis, lines, result, guards, type, outside, run)
 
 
 def points_of(
@@ -123,16 +122,15 @@ def points_of(
     }
 
 
-def guard_of(
+def guards_of(
     builder: KernelBuilder,
     prefix: str,
     limits: tuple[Expr, Expr],
     are_whole: tuple[bool, bool],
-) -> str:
-    """`TileLoad.guard`: below the limits of m or n and of k, where tiles are not known to be."""
+) -> dict[str, str]:
+    """`TileLoad.guards`: the limits of m or n and of k, where tiles are not known to be below."""
     names = zip((prefix, "k"), limits, are_whole, strict=True)
-    guards = [f"{n} < {builder.index(limit)}" for n, limit, whole in names if not whole]
-    return all_of(guards)
+    return {name: builder.index(limit) for name, limit, whole in names if not whole}
 
 
 def _render(

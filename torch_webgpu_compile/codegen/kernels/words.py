@@ -16,7 +16,7 @@ from ...ir.spaces import symbol_keys
 from ...symbolic.sizes import Expr, Symbol, ceildiv, iteration, product
 from ..values import Scope
 from .builder import KernelBuilder
-from .operands import TileLoad, guard_of, points_of
+from .operands import TileLoad, guards_of, points_of
 
 _PER_ACCESS = VECTOR * VECTOR
 
@@ -74,10 +74,10 @@ def load_words(
     else:
         result = loading.word([at(o, i * VECTOR + x) for x in range(VECTOR)])
     are_whole = is_multiple_of(outer_count, tile), is_multiple_of(words, inner_tile)
-    guard = guard_of(builder, outer[0], limits, are_whole)
+    guards = guards_of(builder, outer[0], limits, are_whole)
     type = "u32" if axis.startswith("scalar") else "vec4<u32>"
     return TileLoad(
-        axis, loading.lines, result, guard, type, "0u" if type == "u32" else f"{type}(0u)"
+        axis, loading.lines, result, guards, type, "0u" if type == "u32" else f"{type}(0u)"
     )
 
 

@@ -42,6 +42,8 @@ class MatmulProblem:
             ``u8``, of which words of four inner neighbours are multiplied; else "".
         step: what the inner size is a multiple of; None: of itself.
         exact: whether the call decides no size.
+        smaller: `shapes`, with the smaller of the two powers of two in its class for each size that
+            a call decides; they are filled less well.
         lhs, rhs: how the operands lie in memory: the axis along which their tiles are loaded, see
             `contraction.Operand`.
     """
@@ -56,6 +58,7 @@ class MatmulProblem:
     factor: str = ""
     step: int | None = None
     exact: bool = True
+    smaller: tuple[tuple[int | None, int | None], ...] = ()
 
     @classmethod
     def of(
@@ -72,7 +75,8 @@ class MatmulProblem:
         known = tuple((_known(rows), _known(columns)) for rows, columns in shapes)
         exact = all(size.is_constant for size in chain(sizes, *shapes))
         step = sizes[1].divisor
-        return cls(batch, known, inner, itemsize, *axes, paired, factor, step, exact)
+        smaller = tuple((_smaller(rows), _smaller(columns)) for rows, columns in shapes)
+        return cls(batch, known, inner, itemsize, *axes, paired, factor, step, exact, smaller)
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -124,10 +128,14 @@ class MatmulProblem:
         )
 
     def used_share(self, tiling: MatmulTiling) -> float:
-        """The part of the tiles that the results fill."""
-        results = sum((rows or _UNKNOWN) * (columns or _UNKNOWN) for rows, columns in self.shapes)
-        area = tiling.rows * self.columns_of(tiling)
-        return (self.batch or _UNKNOWN) * results / (self.workgroups(tiling) * area)
+        """The part of the tiles that the results fill, for each size that fills them least."""
+        width = self.columns_of(tiling)
+        results = tiles = 0
+        for rows, columns in self.smaller or self.shapes:
+            m, n = rows or _UNKNOWN, columns or _UNKNOWN
+            results += m * n
+            tiles += -(-m // tiling.rows) * -(-n // width)
+        return results / (tiles * tiling.rows * width)
 
     def columns_of(self, tiling: Tile) -> int:
         """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
@@ -146,6 +154,12 @@ def _known(size: Expr) -> int | None:
     if most is not None and most <= _MOST_ROWS:
         return most
     return known if known is None or size.is_constant else max(known, _MOST_ROWS + 1)
+
+
+def _smaller(size: Expr) -> int | None:
+    """Rows or columns: of a class, the smaller power of two in it."""
+    known = _known(size)
+    return known if known is None or size.is_constant else known * 2 // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +542,9 @@ def _by_size(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:
 
 def _is_large(problem: MatmulProblem, target: Target) -> bool:
     """Whether the largest tiles are many, and are used nearly as well as the next ones."""
-    next_tiling, _ = _BY_SIZE[0]
-    largest, halves = problem.workgroups(_LARGEST), problem.workgroups(next_tiling)
-    many = largest >= target.machine.scaled(_LARGEST_LEAST)
-    return problem.is_known and many and 2 * largest <= 1.02 * halves
+    share, second, third = (
+        problem.used_share(tiling) for tiling in (_LARGEST, *(tiling for tiling, _ in _BY_SIZE[:2]))
+    )
+    many = problem.workgroups(_LARGEST) >= target.machine.scaled(_LARGEST_LEAST)
+    is_full = second <= 1.02 * share and _FULL_ENOUGH * third <= share
+    return problem.is_known and many and is_full

@@ -31,6 +31,7 @@ from ...ir.scalar import (
 )
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
 from ...symbolic.sizes import (
+    ONE,
     ZERO,
     Expr,
     Symbol,
@@ -63,6 +64,7 @@ _VECTOR = 4  # parts are whole vectors of four
 # Elements of the inner dimension that most tiles take at a time, and all in matrix units: where
 # parts are not multiples of them, each load asks whether it is inside.
 _PART_STEP, _PART_STEP_IN_UNITS = 16, 64
+_TILE = 64  # rows and columns of a tile
 _MOST_ADDED = 8  # parts whose sum is one expression, which joins what reads it
 
 
@@ -175,7 +177,7 @@ def _in_tap_parts(
     buffers[name] = intermediate(name, node.image.dtype, (as_expr(parts), *result.sizes))
     index = (*iteration_symbols("p", (parts,)), *node.index)
     first = replace(node, output=name, parts=parts, index=index)
-    return [first, *_sum_of_parts(name, parts, node, buffers)]
+    return [first, *_sum_of_parts(name, as_expr(parts), node, buffers)]
 
 
 def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -201,7 +203,9 @@ def split_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
         found = _inner_parts(node, together, node.output in reduced, in_units, target)
         if isinstance(found, int):
             step = _PART_STEP_IN_UNITS if in_units else _PART_STEP
-            return _in_parts(node, found, step, buffers)
+            is_asked = _is_sum_of_images(node) and not in_units
+            parts = _asked_parts(node, target) if is_asked else as_expr(found)
+            return _in_parts(node, parts, step, buffers)
         return None if found is None else _split_contraction(node, found, buffers)
 
     return graph.expanded(parts_of)
@@ -268,6 +272,22 @@ def _inner_parts(
     return best
 
 
+def _is_sum_of_images(node: Contraction) -> bool:
+    """Whether a call decides how many images, and positions of each, a contraction sums."""
+    return sum(not size.is_constant for size in node.inner) > 1
+
+
+def _asked_parts(node: Contraction, target: Target) -> Expr:
+    """Parts of a sum over images, as many as fill the GPU with what the call asks for.
+
+    Its class tells that to a few powers of two only, which is too little for a small result: too
+    few parts leave multiprocessors idle, and each part too many is written and read.
+    """
+    rows, columns = (ceildiv(product(sizes), as_expr(_TILE)) for sizes in (node.rows, node.columns))
+    tiles = product(node.batch) * rows * columns
+    return ONE + as_expr(cost.filling_workgroups(target) - 1) // tiles
+
+
 def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
     """The parts of each of the dimensions, the first ones most; None if they do not divide them.
 
@@ -295,12 +315,12 @@ def _split_contraction(
     for symbol, number, size, within in zip(numbered("k", node.inner), part, inner, k, strict=True):
         moved[symbol] = number * size + within
     lhs, rhs = (substitute_symbols(body, moved) for body in (node.lhs, node.rhs))
-    return _as_parts(node, parts, inner, (lhs, rhs), moved, buffers)
+    return _as_parts(node, as_expr(parts), inner, (lhs, rhs), moved, buffers)
 
 
 def _as_parts(
     node: Contraction,
-    parts: int,
+    parts: Expr,
     inner: tuple[Expr, ...],
     operands: tuple[Scalar, Scalar],
     moved: dict[Symbol, Expr],
@@ -314,10 +334,10 @@ def _as_parts(
         moved: its symbols for those of the node.
     """
     name, result, dtype = f"{node.output}_parts", buffers[node.output], node.lhs.dtype
-    sizes = (as_expr(parts), *result.sizes)
+    sizes = (parts, *result.sizes)
     # Each part in the result's own order, and as exact as it was summed.
     buffers[name] = intermediate(name, dtype, sizes, (result.span, *result.strides))
-    batch = (as_expr(parts), *node.batch)
+    batch = (parts, *node.batch)
     (b, *_) = iteration_symbols("b", batch)
     first = replace(
         node,
@@ -332,21 +352,21 @@ def _as_parts(
 
 
 def _sum_of_parts(
-    name: str, parts: int, node: Contraction | DepthwiseWeightGradient, buffers: dict[str, Buffer]
+    name: str, parts: Expr, node: Contraction | DepthwiseWeightGradient, buffers: dict[str, Buffer]
 ) -> list[Node]:
     """Nodes that add up the parts of a node's result in buffer ``name``: (parts, *its sizes)."""
     dtype, result = buffers[name].dtype, buffers[node.output]
     at = [index(i) for i in point_of(numbered("i", result.sizes))]
-    if parts <= _MOST_ADDED:
+    if parts.is_constant and int(parts) <= _MOST_ADDED:
         loads: list[Scalar] = [
-            Load(name, (index(as_expr(part)), *at), dtype) for part in range(parts)
+            Load(name, (index(as_expr(part)), *at), dtype) for part in range(int(parts))
         ]
         total = cast(reduce(partial(apply, "add"), loads), result.dtype)
         return [Pointwise(node.output, result.sizes, total, node.origins)]
     wide = node.output if result.dtype is dtype else f"{node.output}_sum"
-    (r,) = iteration_symbols("r", (as_expr(parts),))
+    (r,) = iteration_symbols("r", (parts,))
     load = Load(name, (index(r), *at), dtype)
-    added = Reduction(wide, result.sizes, (as_expr(parts),), "sum", load, node.origins)
+    added = Reduction(wide, result.sizes, (parts,), "sum", load, node.origins)
     if wide == node.output:
         return [added]
     buffers[wide] = intermediate(wide, dtype, result.sizes)
@@ -366,21 +386,21 @@ def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
     def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
         inner = product(node.inner) if isinstance(node, Contraction) else ZERO
         if isinstance(node, Contraction) and inner.is_constant and int(inner) > most:
-            return _in_parts(node, -(-int(inner) // most), _VECTOR, buffers)
+            return _in_parts(node, as_expr(-(-int(inner) // most)), _VECTOR, buffers)
         return None
 
     return graph.expanded(parts_of)
 
 
-def _in_parts(node: Contraction, parts: int, step: int, buffers: dict[str, Buffer]) -> list[Node]:
+def _in_parts(node: Contraction, parts: Expr, step: int, buffers: dict[str, Buffer]) -> list[Node]:
     """About so many parts of the inner dimensions, which they need not divide.
 
     ``step``: elements of a part are a multiple of this, which is one of four.
     """
     inner = product(node.inner)
     chunk = ceildiv(inner, parts * step) * step
-    parts = int(ceildiv(inner, chunk)) if inner.is_constant else parts
-    batch = (as_expr(parts), *node.batch)
+    parts = ceildiv(inner, chunk) if chunk.is_constant else parts
+    batch = (parts, *node.batch)
     b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (chunk,))
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
     position = b[0] * chunk + k
