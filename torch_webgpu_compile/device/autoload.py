@@ -30,7 +30,7 @@ PATCHES = (
     *("lightning", "random_states", "generator_class", "precompiling", "device_mesh"),
     *("compiled_optimizers", "flex_attention", "grad_scaler", "nested_attention"),
     *("associative_scan", "collect_env", "legacy_profiler", "inductor", "lstm_cells"),
-    "dlpack",
+    *("dlpack", "backward_thread"),
 )
 
 _registered = False
