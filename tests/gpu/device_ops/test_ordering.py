@@ -62,6 +62,21 @@ def test_of_equal_elements_the_first_are_selected() -> None:
     assert places[1].tolist() == [*range(777, 20_000, 1000), *range(10)]
 
 
+def test_positions_of_extremes_in_one_long_row() -> None:
+    """Parts of it are looked through side by side; which of them are empty, a call decides."""
+    for size in (200_001, 200_004):
+        x = torch.zeros(1, size)
+        for place in (size - 1, size // 2, 777):
+            x[0, place] = 1
+            assert x.to("webgpu").argmax(-1).item() == place
+        x[0, [999, size - 1]] = float("nan")
+        row = x.to("webgpu")
+        assert row.argmin().item() == 999
+        before = counters.dispatches
+        row.argmin().cpu()
+        assert counters.dispatches - before == 2
+
+
 def test_lengths_share_kernels() -> None:
     """Also lengths that are sorted in different ways."""
     lengths = (2, 3, 50, 51, 400, 999, 3000, 5000, 9000, 20_000)

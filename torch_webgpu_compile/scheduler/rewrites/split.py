@@ -48,6 +48,7 @@ from ...symbolic.sizes import (
 from ...target import Target
 from .. import cost
 from ..mapping import point_of
+from .inline import body_cost
 from .long_positions import POSITIONS, split_position
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
@@ -83,7 +84,8 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    useful = _useful_parts(node, graph, target) if node.kind in SPLITTABLE else 1
+    splittable = node.kind in SPLITTABLE or node.kind in POSITIONS
+    useful = _useful_parts(node, graph, target) if splittable else 1
     return max(useful, _needed_parts(node, graph, target))
 
 
@@ -102,8 +104,9 @@ def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     rows, length = (magnitude(product(sizes)) for sizes in (node.ranges, node.reduce_ranges))
     if not rows or length is None:
         return 1
-    useful = cost.column_parts if _columns(node, graph) else cost.row_parts
-    return useful(rows, length, target)
+    if _columns(node, graph):
+        return cost.column_parts(rows, length, target)
+    return cost.row_parts(rows, length, target, body_cost(node.body))
 
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
