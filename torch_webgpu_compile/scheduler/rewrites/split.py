@@ -106,7 +106,9 @@ def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
         return 1
     if _columns(node, graph):
         return cost.column_parts(rows, length, target)
-    return cost.row_parts(rows, length, target, body_cost(node.body))
+    # What else is reduced of a row shares a kernel with what is computed of it in between.
+    operations = body_cost(node.body) if node.kind in POSITIONS else 0
+    return cost.row_parts(rows, length, target, operations)
 
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
