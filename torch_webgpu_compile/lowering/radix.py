@@ -56,8 +56,11 @@ def tile_of(size: Expr, target: Target) -> int | None:
 
 
 def _tile_of_parts(target: Target) -> int:
-    """The tile in which a long row's elements are moved: all of it is in memory at once."""
-    return max(t.size for t in TILES.values() if t.fits(target) and t.size <= t.words)
+    """The tile in which a long row's elements are moved: an invocation has a digit, and all of them
+    are in memory at once.
+    """
+    tiles = [t for t in TILES.values() if t.fits(target) and not t.in_turns]
+    return max(t.size for t in tiles if t.workgroup == BINS)
 
 
 def _lanes(parts: Expr) -> int:

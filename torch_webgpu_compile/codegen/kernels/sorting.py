@@ -135,7 +135,8 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     tile = TILES[node.tile]
     rows, shortest = product(node.ranges), max(1, value_range(node.length).start)
     taken = floordiv(as_expr(tile.size), node.length)
-    several = 2 * shortest <= tile.size
+    # Others do not leave most invocations idle, and the number of their steps is part of the code.
+    several = tile.share == 1 and 2 * shortest <= tile.size
     lead = delinearize(iteration("row", rows), node.ranges)
     (element,) = numbered("j", (node.length,))
     at: Mapping[Symbol, Expr] = {
