@@ -17,6 +17,7 @@ from torch_webgpu_compile.ir.nodes import Contraction, Reduction
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.plan.model import Dispatch, Plan
 from torch_webgpu_compile.plan.serialize import from_json, to_json
+from torch_webgpu_compile.scheduler.rewrites.inline import inline_producers
 from torch_webgpu_compile.scheduler.rewrites.split import split_long_contractions, split_reductions
 from torch_webgpu_compile.symbolic.sizes import evaluate, product
 
@@ -142,3 +143,28 @@ def test_functions_that_are_loops_are_not_in_loops(function: Callable[[Tensor], 
     limited = compile_function(function, x, target=target).plan
     free = compile_function(function, x).plan
     assert limited.dispatch_count == free.dispatch_count + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels"),
+    [
+        (lambda x: x.softmax(-1), 3),
+        (lambda x: x.log_softmax(-1), 3),
+        (lambda x: x.logsumexp(-1), 2),
+        (lambda x: x.argmax(-1), 2),
+    ],
+)
+def test_parts_of_long_rows_do_not_wait_for_each_other(
+    function: Callable[[Tensor], Tensor], kernels: int
+) -> None:
+    """Also where a part has no numbers but infinities."""
+    numbers = torch.randn(4, 140_001, generator=torch.Generator().manual_seed(0))
+    numbers[0, :90_000] = -torch.inf
+    numbers[1, 77_777] = torch.inf
+    numbers[2, 77_777] = torch.nan
+    for x in (numbers, torch.full_like(numbers, -torch.inf)):
+        graph = lower_checked(capture(function, x), target=TARGET)
+        divided = split_reductions(inline_producers(graph, TARGET), TARGET)
+        verify_loop_graph(divided)
+        compare(run_graph(divided, [x]), [function(x)])
+    assert compile_function(function, numbers).plan.dispatch_count == kernels

@@ -397,7 +397,10 @@ def _fourier(run: Run, node: Fourier) -> None:
 @interprets(RowSort)
 def _row_sort(run: Run, node: RowSort) -> None:
     (count,) = run.shape((node.count,))
-    run.store(node.output, sorting.order(run.computed(node)["words"])[..., :count])
+    values = run.computed(node)
+    places = sorting.order(values["words"])[..., :count]
+    for name, payload in zip(node.outputs, values["payloads"], strict=True):
+        run.store(name, np.take_along_axis(payload, places, -1))
 
 
 @interprets(DigitCounts)

@@ -7,12 +7,13 @@ rows are cut into parts: all but the last have as many elements as each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .. import dtypes
 from ..symbolic.sizes import Expr, as_expr, ceildiv
+from ..target import Target
 from .buffers import Buffer
 from .scalar import Scalar
 from .spaces import Node, Origin, Rule, Space, shape_rule
@@ -20,6 +21,52 @@ from .spaces import Node, Origin, Rule, Space, shape_rule
 DIGIT_BITS = 8
 BINS = 1 << DIGIT_BITS
 """Digits of that many bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a workgroup orders up to ``size`` elements.
+
+    ``workgroup`` invocations keep them in registers, and pass them through ``words`` of workgroup
+    memory, which counts of their digits need, too: all at once, or some after the others.
+    """
+
+    size: int
+    workgroup: int
+    words: int
+
+    @property
+    def share(self) -> int:
+        """Elements of an invocation."""
+        return self.size // self.workgroup
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether memory does not hold all elements at once."""
+        return self.size > self.words
+
+    @property
+    def nbytes(self) -> int:
+        """Of workgroup memory, the sums over invocations included."""
+        return (self.words + 2 * self.workgroup + 1) * 4
+
+    def fits(self, target: Target) -> bool:
+        """Whether a workgroup may be so large."""
+        within = self.workgroup <= target.max_workgroup_invocations
+        return within and self.nbytes + BINS * 4 <= target.max_workgroup_nbytes
+
+
+TILES = {
+    tile.size: tile
+    for tile in (
+        Tile(256, 256, 2048),
+        Tile(1024, 256, 2048),
+        Tile(3072, 256, 3072),
+        Tile(4096, 512, 4096),
+        Tile(12_288, 512, 6144),
+    )
+}
+"""By size."""
 
 
 def _elements(ranges: tuple[Expr, ...], length: Expr) -> Space:
@@ -31,35 +78,57 @@ def _counts_rule(buffer: Buffer, sizes: tuple[Expr, ...]) -> Iterator[Rule]:
     yield buffer.dtype is dtypes.int32, f"int32 {buffer.name}"
 
 
+def _payload_rules(
+    outputs: Sequence[str],
+    payloads: Sequence[Scalar],
+    sizes: tuple[Expr, ...],
+    buffers: Mapping[str, Buffer],
+) -> Iterator[Rule]:
+    yield len(outputs) == len(payloads), "an output for each payload"
+    for name, payload in zip(outputs, payloads, strict=True):
+        yield shape_rule(buffers[name], sizes)
+        yield payload.dtype is buffers[name].dtype, f"a payload of {buffers[name].dtype}"
+        yield payload.dtype.packing == 1, "payloads of whole words"
+
+
 @dataclass(frozen=True, slots=True)
 class RowSort(Node):
-    """output[i…, k]: the position in its row of the element that is k-th in order, k < ``count``.
+    """The first ``count`` elements of each row in order:
 
-    ``words`` are those of its key, over (i…, j0), the least significant one first, and ``bits`` how
-    many of the bits of each may be other than 0. A row has at most ``tile`` elements, of which a
-    workgroup sorts so many.
+        outputs[i…, k] = payload(i…, j) of the element j that is k-th
+
+    for each of ``payloads``. ``words`` are those of its key, both over (i…, j0), the least
+    significant one first, and ``bits`` how many of the bits of each may be other than 0. A row has
+    at most ``tile`` elements, of which a workgroup sorts so many: see `TILES`.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ("ranges", "length", "count", "tile", "bits", "words")
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
+    OPERANDS: ClassVar[tuple[str, ...]] = (
+        *("ranges", "length", "count", "tile", "bits", "words", "payloads"),
+    )
     TILED: ClassVar[bool] = True
 
-    output: str
+    outputs: tuple[str, ...]
     ranges: tuple[Expr, ...]
     length: Expr
     count: Expr
     tile: int
     bits: tuple[int, ...]
     words: tuple[Scalar, ...]
+    payloads: tuple[Scalar, ...]
     origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
-        return {"words": _elements(self.ranges, self.length)}
+        elements = _elements(self.ranges, self.length)
+        return {"words": elements, "payloads": elements}
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
-        yield from _counts_rule(buffers[self.output], (*self.ranges, self.count))
+        yield self.tile in TILES, "a tile"
         yield len(self.bits) == len(self.words), "a number of bits for each word"
         yield all(word.dtype is dtypes.uint32 for word in self.words), "uint32 words"
+        sizes = (*self.ranges, self.count)
+        yield from _payload_rules(self.outputs, self.payloads, sizes, buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +238,8 @@ class DigitScatter(Node):
         yield from _counts_rule(buffers[self.before], (*self.ranges, parts, bins))
         yield from _counts_rule(buffers[self.totals], (*self.ranges, bins))
         yield self.digit.dtype is dtypes.uint32, "a uint32 digit"
-        yield len(self.outputs) == len(self.payloads), "an output for each payload"
-        for name, payload in zip(self.outputs, self.payloads, strict=True):
-            yield shape_rule(buffers[name], (*self.ranges, self.length))
-            yield payload.dtype is buffers[name].dtype, f"a payload of {buffers[name].dtype}"
-            yield payload.dtype.packing == 1, "payloads of whole words"
+        sizes = (*self.ranges, self.length)
+        yield from _payload_rules(self.outputs, self.payloads, sizes, buffers)
 
 
 @dataclass(frozen=True, slots=True)

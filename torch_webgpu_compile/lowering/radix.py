@@ -14,7 +14,7 @@ al.: Fast k-selection algorithms for graphics processing units, 2012.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..ir.sorting_nodes import (
     BINS,
     DIGIT_BITS,
+    TILES,
     Compact,
     DigitCounts,
     DigitScatter,
@@ -39,9 +40,9 @@ from .convolution import all_of
 from .sort_keys import KeyWord, key_words
 from .value import IndexLike, Value, has_no_elements, positions, slice_dim, zeros
 
-# Elements that a workgroup orders in its memory, and the bytes it needs of that: see
-# `codegen.kernels.sorting`.
-_TILES = ((256, 12 << 10), (1024, 16 << 10), (4096, 29 << 10))
+Payloads = Callable[[Scalar], Sequence[Scalar]]
+"""Scalars over the rows for an element by its position there, an int64."""
+
 # Parts of a row in which digits are counted for a selection: as many workgroups as fill a GPU with
 # one row, of elements enough that a part's counts are few beside them.
 _MOST_PARTS, _LEAST_PART = 128, 4096
@@ -50,12 +51,16 @@ _MOST_PARTS, _LEAST_PART = 128, 4096
 def tile_of(size: Expr, target: Target) -> int | None:
     """The tile in which rows of ``size`` are sorted as a whole; None if none is large enough."""
     most = upper_bound(size)
-    fitting = [tile for tile in _tiles(target) if most is not None and most <= tile]
-    return min(fitting, default=None)
+    fitting = [t.size for t in TILES.values() if t.fits(target)]
+    return min((size for size in fitting if most is not None and most <= size), default=None)
 
 
-def _tiles(target: Target) -> list[int]:
-    return [tile for tile, nbytes in _TILES if nbytes <= target.max_workgroup_nbytes]
+def _tile_of_parts(target: Target) -> int:
+    """The tile in which a long row's elements are moved: an invocation has a digit, and all of them
+    are in memory at once.
+    """
+    tiles = [t for t in TILES.values() if t.fits(target) and not t.in_turns]
+    return max(t.size for t in tiles if t.workgroup == BINS)
 
 
 def _lanes(parts: Expr) -> int:
@@ -69,14 +74,20 @@ def _part(size: Expr) -> Expr:
     return maximum(ceildiv(size, _MOST_PARTS), _LEAST_PART)
 
 
+def place_alone(place: Scalar) -> list[Scalar]:
+    """The payload of an order: where an element is in its row, an int32."""
+    return [cast(place, dtypes.int32)]
+
+
 def order(
     builder: Builder,
     value: Value,
     descending: bool,
+    payloads: Payloads = place_alone,
     count: Expr | None = None,
     bits: int | None = None,
-) -> Value:
-    """The int32 positions of each row's elements in order, or of the first ``count``.
+) -> list[Value]:
+    """Payloads of each row's elements in order, or of the first ``count``.
 
     Rows are the last dimension. Equal elements keep their order. ``bits``: see `key_words`.
     """
@@ -84,31 +95,38 @@ def order(
     count = size if count is None else count
     sizes = (*value.sizes[:-1], count)
     if has_no_elements(sizes) or size is ONE:
-        return zeros(sizes, dtypes.int32)
+        found = payloads(const(0, dtypes.int64))
+        if has_no_elements(sizes):
+            return [zeros(sizes, payload.dtype) for payload in found]
+        return [Value(payload.dtype, sizes, payload) for payload in found]
     tile = tile_of(size, builder.target)
     if tile is not None:
-        return _sort_rows(builder, value, descending, count, tile, bits)
-    places = _sort_by_digits(builder, value, descending, bits)
-    return slice_dim(places, -1, 0, count)
+        return _sort_rows(builder, value, descending, payloads, count, tile, bits)
+    moved = _sort_by_digits(builder, value, descending, payloads, bits)
+    return [slice_dim(payload, -1, 0, count) for payload in moved]
 
 
-def first_in_order(builder: Builder, value: Value, descending: bool, count: Expr) -> Value:
-    """The int32 positions of each row's first ``count`` elements in order, of which equal ones
-    keep theirs.
-    """
+def first_in_order(
+    builder: Builder, value: Value, descending: bool, payloads: Payloads, count: Expr
+) -> list[Value]:
+    """Payloads of each row's first ``count`` elements in order, of which equal ones keep theirs."""
     size = value.sizes[-1]
     sizes = (*value.sizes[:-1], count)
-    if has_no_elements(sizes):
-        return zeros(sizes, dtypes.int32)
-    if tile_of(size, builder.target) is not None or not _is_selected(size, count):
-        return order(builder, value, descending, count)
+    if (
+        has_no_elements(sizes)
+        or tile_of(size, builder.target) is not None
+        or not _is_selected(size, count)
+    ):
+        return order(builder, value, descending, payloads, count)
     chosen = _select(builder, value, descending, count)
     rows = positions(sizes)[:-1]
     taken = value.at([*rows, cast(chosen.body, dtypes.int64)])
     candidates = builder.pointwise(taken, sizes, name="candidates")
-    inner = order(builder, candidates, descending)
-    place = chosen.at([*rows, cast(inner.body, dtypes.int64)])
-    return builder.pointwise(place, sizes, name="places")
+
+    def of_candidates(place: Scalar) -> Sequence[Scalar]:
+        return payloads(cast(chosen.at([*rows, place]), dtypes.int64))
+
+    return order(builder, candidates, descending, of_candidates)
 
 
 def _is_selected(size: Expr, count: Expr) -> bool:
@@ -129,7 +147,7 @@ def nth_in_order(builder: Builder, value: Value, number: Scalar) -> Value:
     sizes, size = value.sizes[:-1], value.sizes[-1]
     rows = positions(sizes)
     if tile_of(size, builder.target) is not None or size is ONE:
-        places = order(builder, value, descending=False)
+        (places,) = order(builder, value, descending=False)
         place = cast(places.at([*rows, number - 1]), dtypes.int64)
         return builder.pointwise(place, sizes, name="place")
     found = _Selection(builder, value, descending=False).pick(number)
@@ -154,46 +172,63 @@ def _elements(value: Value) -> list[Expr]:
 
 
 def _sort_rows(
-    builder: Builder, value: Value, descending: bool, count: Expr, tile: int, bits: int | None
-) -> Value:
+    builder: Builder,
+    value: Value,
+    descending: bool,
+    payloads: Payloads,
+    count: Expr,
+    tile: int,
+    bits: int | None,
+) -> list[Value]:
     *ranges, length = value.sizes
-    words = _words(value, _elements(value), descending, bits)
-    output = builder.new_buffer(dtypes.int32, (*ranges, count), f"{builder.hint}_order")
+    at = _elements(value)
+    words = _words(value, at, descending, bits)
+    taken = payloads(Index(at[-1]))
+    outputs = _ordered(builder, taken, (*ranges, count))
     node = RowSort(
-        output.name,
+        tuple(output.name for output in outputs),
         tuple(ranges),
         length,
         count,
         tile,
         tuple(word.bits for word in words),
         tuple(builder.finished(word.body) for word in words),
+        tuple(map(builder.finished, taken)),
         (builder.origin,),
     )
     builder.nodes.append(node)
-    return builder.load(output)
+    return [builder.load(output) for output in outputs]
 
 
-def _sort_by_digits(builder: Builder, value: Value, descending: bool, bits: int | None) -> Value:
-    """The int32 positions of all elements in order."""
+def _ordered(builder: Builder, payloads: Sequence[Scalar], sizes: Sequence[Expr]) -> list[Buffer]:
+    """Buffers for payloads in order."""
+    name = f"{builder.hint}_ordered"
+    return [builder.new_buffer(payload.dtype, sizes, name) for payload in payloads]
+
+
+def _sort_by_digits(
+    builder: Builder, value: Value, descending: bool, payloads: Payloads, bits: int | None
+) -> list[Value]:
+    """Payloads of all elements in order."""
     at = _elements(value)
     place: Scalar = cast(Index(at[-1]), dtypes.int32)
     words = _words(value, at, descending, bits)
-    moved: Value | None = None
+    moved: list[Value] = []
     for number in range(len(words)):
         word = words[number]
-        if moved is not None:  # the next word is read where its element came from
+        if moved:  # the next word is read where its element came from
             given = [*at[:-1], cast(place, dtypes.int64)]
             word = _words(value, given, descending, bits)[number]
         key = word.body
         # A key loses the digits that are done: so all kernels but the first and the last are one.
         for left in range(word.bits, 0, -DIGIT_BITS):
-            payloads = [place] if left <= DIGIT_BITS else [place, key >> DIGIT_BITS]
-            digit = key & (BINS - 1)
-            outputs = _move(builder, value.sizes, digit, min(left, DIGIT_BITS), payloads)
-            moved = outputs[0]
-            place, *keys = [output.at(at) for output in outputs]
+            digit, taken = key & (BINS - 1), [place, key >> DIGIT_BITS]
+            if left <= DIGIT_BITS:
+                is_last = number == len(words) - 1
+                taken = [*payloads(cast(place, dtypes.int64))] if is_last else [place]
+            moved = _move(builder, value.sizes, digit, min(left, DIGIT_BITS), taken)
+            place, *keys = [output.at(at) for output in moved]
             key = keys[0] if keys else key
-    assert moved is not None
     return moved
 
 
@@ -206,7 +241,7 @@ def _move(
 ) -> list[Value]:
     """Payloads in the order of a digit, where ties keep their order."""
     *lead, length = sizes
-    ranges, tile = tuple(lead), as_expr(max(_tiles(builder.target)))
+    ranges, tile = tuple(lead), as_expr(_tile_of_parts(builder.target))
     parts = ceildiv(length, tile)
     # The counts of a digit are neighbours, as they are scanned.
     counts = _count_digits(builder, sizes, tile, BINS, digit, by_digit=True)
@@ -221,9 +256,7 @@ def _move(
             (builder.origin,),
         )
     )
-    outputs = [
-        builder.new_buffer(payload.dtype, sizes, f"{builder.hint}_moved") for payload in payloads
-    ]
+    outputs = _ordered(builder, payloads, sizes)
     node = DigitScatter(
         tuple(output.name for output in outputs),
         *(before.name, totals.name, ranges, length, int(tile), bits),

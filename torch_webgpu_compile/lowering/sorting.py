@@ -5,7 +5,7 @@ Source: ATen ``sort``, ``topk``, ``median``, ``mode``, ``searchsorted``, ``bucke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -46,22 +46,43 @@ def sort_last(
 
     ``bits``: of integers that are never negative, how many they may have.
     """
-    order = radix.order(builder, value, descending, bits=bits)
-    return _taken(builder, value, order, places)
+    taken = _Taken(value, places)
+    moved = radix.order(builder, value, descending, taken.payloads, bits=bits)
+    return taken.results(builder, moved)
 
 
-def _taken(
-    builder: Builder, value: Value, order: Value, places: bool
-) -> tuple[Value, Value | None]:
-    """(the values at positions of the last dimension, these as int64); these only if asked for."""
-    if order.is_empty:
-        return zeros(order.sizes, value.dtype), zeros(order.sizes, dtypes.int64)
-    place = cast(order.body, dtypes.int64)
-    body = value.at([*positions(order.sizes)[:-1], place])
-    values = builder.pointwise(body, order.sizes, name="sorted")
-    if not places:
-        return values, None
-    return values, builder.pointwise(place, order.sizes, name="places")
+class _Taken:
+    """What is taken of elements in order: their values, and their int64 positions if asked for.
+
+    The kernel that orders them writes both, if a value is no part of a word. Values that are make
+    do with positions, which another kernel follows.
+    """
+
+    def __init__(self, value: Value, places: bool) -> None:
+        self.value = value
+        self.places = places
+        self.is_whole = value.dtype.itemsize >= 4
+
+    def _value_at(self, place: Scalar) -> Scalar:
+        return self.value.at([*positions(self.value.sizes)[:-1], place])
+
+    def payloads(self, place: Scalar) -> list[Scalar]:
+        """Of the element at ``place``."""
+        values = [self._value_at(place)] * self.is_whole
+        if self.places:
+            return [*values, place]
+        return values or radix.place_alone(place)
+
+    def results(self, builder: Builder, moved: Sequence[Value]) -> tuple[Value, Value | None]:
+        """(the values, their positions) of payloads in order."""
+        place = moved[-1] if self.places else None
+        if self.is_whole:
+            return moved[0], place
+        ordered = moved[-1]
+        if ordered.is_empty:
+            return zeros(ordered.sizes, self.value.dtype), place
+        at = [*positions(ordered.sizes)[:-1], ordered.body]
+        return builder.pointwise(self.value.at(at), ordered.sizes, name="sorted"), place
 
 
 def sort_along(
@@ -107,8 +128,9 @@ def lower_topk(
         return self, zeros((), dtypes.int64)
     dim %= self.rank
     value = _last(self, dim)
-    chosen = radix.first_in_order(builder, value, largest, as_expr(k))
-    values, indices = _taken(builder, value, chosen, builder.is_used(1))
+    taken = _Taken(value, builder.is_used(1))
+    moved = radix.first_in_order(builder, value, largest, taken.payloads, as_expr(k))
+    values, indices = taken.results(builder, moved)
     return _back(values, dim), None if indices is None else _back(indices, dim)
 
 

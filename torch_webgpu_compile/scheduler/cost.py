@@ -180,6 +180,7 @@ def fills_with_a_product(elements: int, target: Target) -> bool:
 # Rows of at least this many elements are worth a second kernel, and the shortest part of one; and
 # the shortest part of a column.
 _LONG_ROW, _ROW_PART, _COLUMN_PART = 1 << 17, 1 << 14, 256
+_ROW_OPERATIONS = 16
 # Rows that are too few; workgroups that they are divided into; and threads wanted in flight.
 _FEW_ROWS, _ROW_WORKGROUPS, _THREADS = 64, 2048, 1 << 18
 # Columns are divided into many parts or not at all.
@@ -242,9 +243,13 @@ _KEYS_PART, _UNKNOWN_PARTS = 64, 16
 _MOST_PARTS = 64  # one kernel joins all of a row
 
 
-def row_parts(rows: int, length: int, target: Target) -> int:
-    """Parts that rows, whose elements are neighbours, are reduced in: 1 where they fill a GPU."""
+def row_parts(rows: int, length: int, target: Target, operations: int = 0) -> int:
+    """Parts that rows, whose elements are neighbours, are reduced in: 1 where they fill a GPU.
+
+    ``operations``: of an element, which make a row as long as several are that are only loaded.
+    """
     machine = target.machine
+    length += length * operations // _ROW_OPERATIONS
     if rows >= machine.scaled(_FEW_ROWS) or length < _LONG_ROW:
         return 1
     return min(max(1, machine.scaled(_ROW_WORKGROUPS) // rows), length // _ROW_PART)

@@ -15,8 +15,8 @@ DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
-SIZES = (30, 1200, 5000)
-"""In workgroups of 256 elements with other rows, in larger ones, and digit by digit."""
+SIZES = (30, 1200, 9000, 13_000)
+"""In workgroups with other rows, alone, passing through their memory in turns, and by digits."""
 
 
 def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -62,14 +62,40 @@ def test_of_equal_elements_the_first_are_selected() -> None:
     assert places[1].tolist() == [*range(777, 20_000, 1000), *range(10)]
 
 
+def test_positions_of_extremes_in_one_long_row() -> None:
+    """Parts of it are looked through side by side; which of them are empty, a call decides."""
+    for size in (200_001, 200_004):
+        x = torch.zeros(1, size)
+        for place in (size - 1, size // 2, 777):
+            x[0, place] = 1
+            assert x.to("webgpu").argmax(-1).item() == place
+        x[0, [999, size - 1]] = float("nan")
+        row = x.to("webgpu")
+        assert row.argmin().item() == 999
+        before = counters.dispatches
+        row.argmin().cpu()
+        assert counters.dispatches - before == 2
+
+
 def test_lengths_share_kernels() -> None:
     """Also lengths that are sorted in different ways."""
-    lengths = (2, 3, 50, 51, 400, 999, 3000, 5000, 20_000)
+    lengths = (2, 3, 50, 51, 400, 999, 3000, 5000, 9000, 20_000)
     rows = [torch.zeros(3, n, dtype=torch.int16).to("webgpu") for n in lengths]
     before = counters.kernels_compiled
     for row in rows:
         row.argsort()
-    assert counters.kernels_compiled - before <= 18  # two for each class of these sizes
+    assert counters.kernels_compiled - before <= 15  # of which those that move digits are five
+
+
+def test_one_kernel_orders_rows_and_writes_what_is_wanted() -> None:
+    for size in (2, 700, 4096, 9001):
+        x = torch.zeros(3, size).to("webgpu")
+        x.sort(-1), x.topk(2)
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+        before = counters.dispatches
+        x.sort(-1), x.topk(2)
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+        assert counters.dispatches - before == 2
 
 
 def test_browsers_take_the_kernels() -> None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from ...ir.buffers import Buffer
 from ...ir.nodes import outputs_of
 from ...ir.scalar import Scalar, scalar_symbols, walk
-from ...ir.sorting_nodes import BINS, DIGIT_BITS, DigitCounts, DigitScatter, PartSums, RowSort
+from ...ir.sorting_nodes import (
+    BINS,
+    DIGIT_BITS,
+    TILES,
+    DigitCounts,
+    DigitScatter,
+    PartSums,
+    RowSort,
+)
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
@@ -17,19 +25,18 @@ from ...symbolic.sizes import (
     as_expr,
     ceildiv,
     delinearize,
+    floordiv,
     iteration,
     linearize,
-    power_of_two_at_least,
     product,
-    upper_bound,
+    value_range,
 )
 from ...target import Target
 from ..values import Scope
 from .builder import KernelBuilder, fold_grid
 
 WORKGROUP = 256
-_SUMS_NBYTES = 2 * WORKGROUP * 4
-_COUNTS_NBYTES = 8 * WORKGROUP * 4
+_KEY_BITS, _STEP_BITS = 16, 4  # of a key in an item, and of what it is ordered by at a time
 # Loads do not wait for each other: so many elements at once, whose expressions have so many nodes.
 _MOST_TOGETHER, _MOST_NODES = 8, 400
 
@@ -39,45 +46,24 @@ class Sums:
     """What the template ``workgroup_sums`` takes: groups of ``lanes`` invocations."""
 
     lanes: int = WORKGROUP
+    workgroup: int = WORKGROUP
 
     @property
     def groups(self) -> int:
         """In a workgroup."""
-        return WORKGROUP // self.lanes
+        return self.workgroup // self.lanes
 
     @property
     def steps(self) -> list[tuple[int, int, int]]:
         """(distance, start of the half that is read, of that which is written)"""
-        distances = [d for d in (1, 4, 16, 64) if d < self.lanes]
-        starts = 0, WORKGROUP
+        distances = [d for d in (1, 4, 16, 64, 256) if d < self.lanes]
+        starts = 0, self.workgroup
         return [(d, starts[k % 2], starts[1 - k % 2]) for k, d in enumerate(distances)]
 
     @property
     def nbytes(self) -> int:
         """Of workgroup memory."""
-        return _SUMS_NBYTES + self.groups * 4
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What the template ``tile_order`` takes: ``size`` elements."""
-
-    size: int
-
-    @property
-    def share(self) -> int:
-        """Elements of an invocation."""
-        return self.size // WORKGROUP
-
-    @property
-    def nwords(self) -> int:
-        """Of items: there is one more for every 32, so that columns are in different banks."""
-        return self.size + self.size // 32
-
-    @property
-    def nbytes(self) -> int:
-        """Of workgroup memory."""
-        return self.nwords * 4 + _COUNTS_NBYTES + Sums().nbytes
+        return (2 * self.workgroup + self.groups) * 4
 
 
 class RowRenderer:
@@ -146,54 +132,58 @@ def _is_short(bits: int) -> bool:
 def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     """The kernel of one node."""
     builder = KernelBuilder(target, buffers)
-    tile, sums = Tile(node.tile), Sums()
-    rows = product(node.ranges)
-    most = upper_bound(node.length)
-    assert most is not None, node
-    slot = power_of_two_at_least(most)
-    taken = node.tile // slot
+    tile = TILES[node.tile]
+    rows, shortest = product(node.ranges), max(1, value_range(node.length).start)
+    taken = floordiv(as_expr(tile.size), node.length)
+    # Others do not leave most invocations idle, and the number of their steps is part of the code.
+    several = tile.share == 1 and 2 * shortest <= tile.size
     lead = delinearize(iteration("row", rows), node.ranges)
     (element,) = numbered("j", (node.length,))
-    place = iteration("place", node.length)
     at: Mapping[Symbol, Expr] = {
         **dict(zip(numbered("i", node.ranges), lead, strict=True)),
-        element: place,
+        element: iteration("place", node.length),
     }
-    words, digits, short = [], 0, []
+    words, steps, turns = [], 0, 0
     for body, bits in zip(node.words, node.bits, strict=True):
         scope = Scope()
         value = builder.renderer([at], scope).render(body).code
-        end = digits + -(-bits // DIGIT_BITS)
-        words.append({"first": digits, "end": end, "lines": scope.lines, "value": value})
-        short += [end - 1] * _is_short(bits)
-        digits = end
-    if taken > 1:
-        short += [digits] * (taken < 16)
-        digits += 1
-    number = iteration("number", node.count)
+        end = steps + -(-bits // _STEP_BITS)
+        words.append({"first": steps, "end": end, "lines": scope.lines, "value": value})
+        turns |= sum(1 << step for step in range(steps, end, _KEY_BITS // _STEP_BITS))
+        steps = end
+    most_rows = tile.size // shortest
+    row_steps = -(-(most_rows - 1).bit_length() // _STEP_BITS) if several else 0
+    scope = Scope()
+    payloads = [builder.renderer([at], scope).render(body).code for body in node.payloads]
+    place = [*lead, iteration("number", node.count)]
     return builder.finish(
         "row_sort",
         "row_sort.wgsl.jinja",
         {
             "tile": tile,
-            "sums": sums,
+            "sums": Sums(tile.workgroup, tile.workgroup),
             "rows": builder.index(rows),
             "length": builder.index(node.length),
             "count": builder.index(node.count),
-            "taken": taken,
-            "slot": slot,
+            "taken": builder.index(taken) if several else 1,
+            "several": several,
             "words": words,
-            "digits": digits,
-            "short": short,
-            "address": _address(builder, node.output, [*lead, number]),
-            "store": builder.bindings.function(node.output, "store"),
+            "steps": steps,
+            "row_steps": row_steps,
+            "turns": turns | 1 << steps | 1 << steps + row_steps,
+            "payloads": scope.lines,
+            "stores": [
+                f"{builder.bindings.function(name, 'store')}"
+                f"({_address(builder, name, place)}, {code});"
+                for name, code in zip(outputs_of(node), payloads, strict=True)
+            ],
         },
-        workgroup_size=WORKGROUP,
-        grid=fold_grid(ceildiv(rows, taken), target),
+        workgroup_size=tile.workgroup,
+        grid=fold_grid(ceildiv(rows, taken) if several else rows, target),
         origins=node.origins,
-        flops=rows * node.length * digits,
+        flops=rows * node.length * steps,
         workgroup_nbytes=tile.nbytes,
-        iterations=as_expr((digits + 2) * (tile.share + 4)),
+        iterations=as_expr((steps + row_steps + 1) * (tile.share + 4)),
     )
 
 
@@ -202,7 +192,7 @@ def generate_digit_scatter(
 ) -> KernelCall:
     """The kernel of one node."""
     builder = KernelBuilder(target, buffers)
-    tile, sums = Tile(node.tile), Sums()
+    tile = TILES[node.tile]
     rows = RowRenderer(builder, node.ranges, node.length)
     parts = ceildiv(node.length, node.tile)
     total = product(node.ranges) * parts
@@ -215,7 +205,7 @@ def generate_digit_scatter(
         "digit_scatter.wgsl.jinja",
         {
             "tile": tile,
-            "sums": sums,
+            "sums": Sums(),
             "total": builder.index(total),
             "parts": builder.index(parts),
             "length": builder.index(node.length),

@@ -1,4 +1,4 @@
-"""Positions of extremes among more elements than one loop of a driver may have.
+"""Positions of extremes among more elements than one workgroup should look through.
 
 Parts of other reductions are reduced again in the same way (`split`). The position of an extreme is
 looked for in each part, and then among the extremes of the parts.
@@ -12,20 +12,23 @@ from ... import dtypes
 from ...ir.buffers import Buffer, intermediate
 from ...ir.gathering import substitute_scalars
 from ...ir.nodes import Pointwise, Reduction
-from ...ir.scalar import Load, Scalar, apply, const, index
+from ...ir.scalar import Load, Scalar, apply, index
 from ...ir.spaces import Node, numbered
-from ...symbolic.sizes import ONE, Expr, as_expr, product
+from ...symbolic.sizes import ONE, Expr, as_expr, ceildiv, product
 from ..mapping import point_of
 
 POSITIONS = frozenset({"argmin", "argmax"})
 
 
 def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node]:
-    """An ``argmin`` or ``argmax`` over a known number of elements in ``parts``."""
-    count = int(product(node.reduce_ranges))
-    chunk = as_expr(-(-count // parts))
-    parts_size = as_expr(-(-count // int(chunk)))
-    last = const(count - 1, dtypes.int64)
+    """An ``argmin`` or ``argmax`` in ``parts``.
+
+    Where a call decides how many elements there are, the last parts may have none.
+    """
+    count = product(node.reduce_ranges)
+    chunk = ceildiv(count, parts)
+    parts_size = ceildiv(count, chunk) if count.is_constant else as_expr(parts)
+    last = index(count - 1)
 
     def element(row: Sequence[Expr], position: Scalar) -> Scalar:
         """The body; behind the last element that one again, which is not the first of equals."""

@@ -21,12 +21,14 @@ from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
 from ...ir.scalar import (
     Load,
     Masked,
+    Op,
     Scalar,
     apply,
     cast,
     const,
     index,
     neutral,
+    scalar_symbols,
     substitute_symbols,
 )
 from ...ir.spaces import Node, iteration_symbols, numbered, symbol_keys
@@ -49,6 +51,7 @@ from ...symbolic.sizes import (
 from ...target import Target
 from .. import cost
 from ..mapping import point_of
+from .inline import body_cost
 from .long_positions import POSITIONS, split_position
 
 SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
@@ -65,6 +68,7 @@ _VECTOR = 4  # parts are whole vectors of four
 # parts are not multiples of them, each load asks whether it is inside.
 _PART_STEP, _PART_STEP_IN_UNITS = 16, 64
 _TILE = 64  # rows and columns of a tile
+_LARGEST = (2 - 2**-23) * 2.0**127  # float32
 _MOST_ADDED = 8  # parts whose sum is one expression, which joins what reads it
 
 
@@ -74,18 +78,97 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
     So are reductions that take more iterations than the driver allows a loop.
     """
 
+    sums = _sums_of_powers(graph)
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        if isinstance(node, Reduction):
+            counts[node.output] = _parts(node, graph, target)
+    for name, largest in sums.items():
+        counts[name] = counts[largest.output] = max(counts[name], counts[largest.output])
+
     def parts_of(node: Node, buffers: dict[str, Buffer]) -> Sequence[Node] | None:
-        parts = _parts(node, graph, target) if isinstance(node, Reduction) else 1
-        if not isinstance(node, Reduction) or parts == 1:
+        if not isinstance(node, Reduction) or counts[node.output] == 1:
             return None
+        if node.output in sums:
+            return _split_powers(node, sums[node.output], counts[node.output], buffers)
         split = split_position if node.kind in POSITIONS else _split
-        return split(node, parts, buffers)
+        return split(node, counts[node.output], buffers)
 
     return graph.expanded(parts_of)
 
 
+def _sums_of_powers(graph: LoopGraph) -> dict[str, Reduction]:
+    """The sums of exp(v − shift) over a row whose largest v is computed before: the nodes of that.
+
+    They are the denominators of softmax, log-softmax and logsumexp.
+    """
+    maxima: dict[object, Reduction] = {}
+    found = {}
+    for node in graph.nodes:
+        if not isinstance(node, Reduction) or node.body.dtype.compute != "f32":
+            continue
+        if node.kind == "maximum":
+            maxima[node.ranges, node.reduce_ranges, node.body] = node
+        elif node.kind == "sum" and (power := _power(node)) is not None:
+            largest = maxima.pop((node.ranges, node.reduce_ranges, power[0]), None)
+            if largest is not None:
+                found[node.output] = largest
+    return found
+
+
+def _power(node: Reduction) -> tuple[Scalar, Scalar] | None:
+    """(v, shift) where a sum's body is exp(v − shift), of which the shift is one for a row."""
+    body = node.body
+    if not isinstance(body, Op) or body.name not in ("exp", "fast_exp"):
+        return None
+    (difference,) = body.args
+    if not isinstance(difference, Op) or difference.name != "sub":
+        return None
+    value, shift = difference.args
+    if not scalar_symbols(shift).isdisjoint(numbered("r", node.reduce_ranges)):
+        return None
+    return value, shift
+
+
+def _split_powers(
+    node: Reduction, largest: Reduction, parts: int, buffers: dict[str, Buffer]
+) -> list[Node]:
+    """A sum of exp(v − shift) in parts, each of them shifted by its own largest v.
+
+    So a part does not wait for the largest of all. One without numbers is shifted by a number: it
+    adds 0. Infinities stay what they are.
+    """
+    assert isinstance(node.body, Op)
+    power = _power(node)
+    assert power is not None
+    (own, _), (first, second) = (
+        _split(each, parts, dict(buffers) if each is largest else buffers)
+        for each in (largest, node)
+    )
+    assert isinstance(own, Reduction)
+    assert isinstance(first, Reduction)
+    assert isinstance(second, Reduction)
+    name, dtype = node.body.name, node.body.dtype
+
+    def shift_of(part: Expr, rows: Sequence[Expr]) -> Scalar:
+        at = (index(part), *(index(i) for i in rows))
+        some = apply("maximum", Load(own.output, at, dtype), const(-_LARGEST, dtype))
+        return apply("minimum", some, const(_LARGEST, dtype))
+
+    def raised(exponent: Scalar) -> Scalar:
+        return apply(name, exponent)
+
+    part, *rows = iteration_symbols("i", first.ranges)
+    inner = raised(apply("sub", own.body, shift_of(part, rows)))
+    (r,) = iteration_symbols("r", second.reduce_ranges)
+    change = apply("sub", shift_of(r, iteration_symbols("i", node.ranges)), power[1])
+    total = apply("mul", second.body, raised(change))
+    return [replace(first, body=inner), replace(second, body=total)]
+
+
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    useful = _useful_parts(node, graph, target) if node.kind in SPLITTABLE else 1
+    splittable = node.kind in SPLITTABLE or node.kind in POSITIONS
+    useful = _useful_parts(node, graph, target) if splittable else 1
     return max(useful, _needed_parts(node, graph, target))
 
 
@@ -104,8 +187,12 @@ def _useful_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
     rows, length = (magnitude(product(sizes)) for sizes in (node.ranges, node.reduce_ranges))
     if not rows or length is None:
         return 1
-    useful = cost.column_parts if _columns(node, graph) else cost.row_parts
-    return useful(rows, length, target)
+    if _columns(node, graph):
+        return cost.column_parts(rows, length, target)
+    # Other sums of arithmetic often have statistics of the row before them, in the same kernel.
+    alone = node.kind in POSITIONS or _power(node) is not None
+    operations = body_cost(node.body) if alone else 0
+    return cost.row_parts(rows, length, target, operations)
 
 
 def _columns(node: Reduction, graph: LoopGraph) -> bool:
