@@ -197,8 +197,8 @@ FAULTS = (
     Fault(
         "long_rows_never_split",
         "scheduler/rewrites/split.py",
-        "useful = _useful_parts(node, graph, target) if node.kind in SPLITTABLE else 1",
-        "useful = _useful_parts(node, graph, target) if node.kind in POSITIONS else 1",
+        "splittable = node.kind in SPLITTABLE or node.kind in POSITIONS",
+        "splittable = node.kind in POSITIONS",
         _tests("unit/test_scheduler.py unit/test_loop_limit.py golden/test_golden.py"),
     ),
     Fault(
