@@ -37,6 +37,7 @@ from ...errors import UnsupportedOp
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
 from ..tensors import storages
+from ..tensors.aliasing import overlaps_itself, written_by
 from ..tensors.deferred import defer, settle
 from ..tensors.storages import data_ptr
 from . import dispatch, outputs, steps
@@ -441,8 +442,10 @@ class _Sequence:
         return None, description
 
     def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
-        """The node of a call that no sequence has had here."""
+        """The node of a call that no sequence has had here; raises as `add`, or RuntimeError."""
         global _nodes
+        if overlaps_itself(op, written_by(op, args, kwargs)):
+            raise _DifferentError
         if _nodes >= _MOST_NODES:
             _roots.clear()
             _descriptions.clear()

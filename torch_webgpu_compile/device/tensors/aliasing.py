@@ -68,15 +68,8 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
         RuntimeError: PyTorch does not define the call.
     """
     written, pairs = _split(op, arguments, keywords)
-    name = op._schema.name
-    repeats = False
+    repeats = overlaps_itself(op, written)
     for tensor in written:
-        if _repeats(tensor):
-            if name not in _MAY_REPEAT and name not in _REPEATS_WITH_WARNING:
-                raise RuntimeError(_INTERNAL)
-            repeats |= name not in _MAY_REPEAT
-        elif may_overlap_itself(tensor):
-            repeats = True
         if tensor.is_conj() or tensor.is_neg():
             return "a changed argument is lazily conjugated or negated"
     for tensor, other in pairs:
@@ -87,6 +80,24 @@ def cause_for_host(op: OpOverload, arguments: Sequence[Any], keywords: dict[str,
         if any(_ranges_meet(tensor, other) for other in written[:position]):
             return "it changes two arguments that share memory"
     return ""
+
+
+def overlaps_itself(op: OpOverload, written: Iterable[Tensor]) -> bool:
+    """Whether a tensor that an operator changes has two elements in one place, and may not.
+
+    Raises:
+        RuntimeError: PyTorch does not define the call.
+    """
+    name = op._schema.name
+    found = False
+    for tensor in written:
+        if _repeats(tensor):
+            if name not in _MAY_REPEAT and name not in _REPEATS_WITH_WARNING:
+                raise RuntimeError(_INTERNAL)
+            found |= name not in _MAY_REPEAT
+        else:
+            found |= may_overlap_itself(tensor)
+    return found
 
 
 def check_copy(source: Tensor, target: Tensor) -> None:
