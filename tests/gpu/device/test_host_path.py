@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Call, int, int]] = {
     "softmax": (lambda x: F.softmax(x, -1), 19, 50),
     "dropout": (lambda x: F.dropout(x), 59, 135),
     "empty": (lambda x: torch.empty(8, 8, device="webgpu"), 10, 26),
-    "an upload": (lambda x: torch.zeros(8).to("webgpu"), 33, 62),
+    "an upload": (lambda x: torch.zeros(8).to("webgpu"), 36, 62),
     "random numbers": (lambda x: torch.randn(64, device="webgpu"), 50, 108),
     "a view": (lambda x: x.view(-1), 2, 3),
     "a slice": (lambda x: x[3:6], 2, 3),

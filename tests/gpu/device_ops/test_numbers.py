@@ -176,6 +176,7 @@ def test_lists_of_any_length(join: Callable[..., torch.Tensor]) -> None:
         if length == 18:
             assert counters.kernels_compiled - before <= 24
             before = counters.kernels_compiled
-    assert counters.kernels_compiled - before <= 6  # not 18
+    # Not 18: of two groups and of three, the last one is of 1, 2, 3 or 4 (two classes of sizes).
+    assert counters.kernels_compiled - before <= 8
     with pytest.raises(RuntimeError, match=r"got 1 and 2|at entry 17"):
         join([*on_device[:17], torch.zeros(1, 3, device="webgpu")])

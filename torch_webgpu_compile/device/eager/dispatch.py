@@ -298,7 +298,7 @@ def _compiled(
     with _lock:
         compiled = accepting or _accepting(placement)  # another thread may have compiled it by now
         if compiled is None:
-            if sum(map(len, _by_kind.values())) > _MAX_OPS:
+            if sum(map(len, _by_kind.values())) >= _MAX_OPS:
                 forget()
             try:
                 compiled = compile_op(op, placement)
