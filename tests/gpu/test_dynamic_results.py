@@ -87,6 +87,7 @@ def test_sizes_within_a_range(function: Function, most: int) -> None:
     for size in (5, 2, 12, 47, most):
         x = R(size, 16)
         torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
+        # Sums of thousands of rows, in another order.
         torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
 
 

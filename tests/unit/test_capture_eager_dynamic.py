@@ -117,6 +117,7 @@ def test_a_sum_over_images_has_as_many_parts_as_the_call_asks_for() -> None:
         leaves = tree_leaves(args)
         assert call.accepts(tree_leaves(describe((args, {}))))
         found = tree_leaves(run_call(call, leaves, rewrite=divided))
+        # Sums over images and positions, in parts.
         compare(found, tree_leaves(op(*args)), rtol=1e-3, atol=1e-3)
         parts, graph = divisions[-1]
         wanted = -(-cost.filling_workgroups(TARGET) // tiles)

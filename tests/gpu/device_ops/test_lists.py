@@ -446,7 +446,7 @@ def test_clipping_compiles_nothing_again():
             found += [torch.nn.utils.clip_grad_norm_(params, 1.5, kind) for kind in (2.0, inf, 1.0)]
         return found, [p.grad for p in params]
 
-    compare(f, rtol=2e-2, atol=1e-3)
+    compare(f)
     assert counters.plans_compiled == 0
 
 
