@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.targets import H200
 from tests.compilations import TARGET
 from tests.eager_calls import check_call, check_reuse, describe, run_call, symbol_values
 from tests.harness import compare, lower_checked
@@ -17,10 +18,12 @@ from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
+from torch_webgpu_compile.ir.anchors import load_axes
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.ir.verify import verify_loop_graph
+from torch_webgpu_compile.lowering.radix import tile_of
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.scheduler.rewrites.split import split_contractions
 from torch_webgpu_compile.symbolic.sizes import Expr, evaluate
@@ -94,7 +97,7 @@ def test_a_list_of_equals_has_the_symbols_of_one() -> None:
 
 
 def test_a_sum_over_images_has_as_many_parts_as_the_call_asks_for() -> None:
-    """Tiles of 64 × 64 of a class differ by up to 16 times: parts of each fill a GPU."""
+    """Tiles of 64 × 64 of a class differ by up to 16 times: parts fill a GPU, if they are long."""
     op = aten.convolution_backward.default
 
     def arguments(images: int, channels: int, made: int, side: int) -> tuple[Any, ...]:
@@ -102,7 +105,7 @@ def test_a_sum_over_images_has_as_many_parts_as_the_call_asks_for() -> None:
         lists = [1, 1], [1, 1], [1, 1], False, [0, 0]
         return R(images, made, side, side), x, w, None, *lists, 1, [False, True, False]
 
-    first, other = arguments(4, 52, 52, 12), arguments(8, 64, 136, 16)
+    first, other = arguments(4, 52, 52, 12), arguments(8, 64, 136, 32)
     call = captured(op, *first)
 
     def divided(graph: LoopGraph) -> LoopGraph:
@@ -113,15 +116,43 @@ def test_a_sum_over_images_has_as_many_parts_as_the_call_asks_for() -> None:
         return graph
 
     divisions: list[tuple[Expr, LoopGraph]] = []
-    for args, tiles in ((first, 8), (other, 3 * 9)):
+    for args, tiles, pixels in ((first, 8, 4 * 12 * 12), (other, 3 * 9, 8 * 32 * 32)):
         leaves = tree_leaves(args)
         assert call.accepts(tree_leaves(describe((args, {}))))
         found = tree_leaves(run_call(call, leaves, rewrite=divided))
         # Sums over images and positions, in parts.
         compare(found, tree_leaves(op(*args)), rtol=1e-3, atol=1e-3)
         parts, graph = divisions[-1]
-        wanted = -(-cost.filling_workgroups(TARGET) // tiles)
-        assert evaluate(parts, symbol_values(graph, call, leaves)) == wanted
+        wanted = -(-2 * cost.filling_workgroups(TARGET) // tiles), -(-pixels // cost.INNER_PART)
+        assert evaluate(parts, symbol_values(graph, call, leaves)) == min(wanted)
+        assert (wanted[0] < wanted[1]) is (args is other)
+
+
+def test_pixels_of_a_line_share_the_divisions_that_find_them() -> None:
+    op, lists = aten.convolution_backward.default, ([2, 2], [3, 3], [1, 1], False, [0, 0])
+    x, w = R(4, 3, 24, 24), R(8, 3, 7, 7)
+    call = captured(op, R(4, 8, 12, 12), x, w, None, *lists, 1, [False, True, False])
+    graph = lower_checked(call.captured)
+    (node,) = (node for node in graph.nodes if isinstance(node, Contraction))
+    assert load_axes(node, graph.buffers) == ("inner", "inner")  # pixels of one line, two apart
+    static = capture_call(
+        op,
+        *describe(((R(4, 8, 12, 12), x, w, None, *lists, 1, [False, True, False]), {})),
+        native_operators(),
+    )
+    graph = lower_checked(static.captured)
+    (node,) = (node for node in graph.nodes if isinstance(node, Contraction))
+    assert load_axes(node, graph.buffers) != ("inner", "inner")  # by constants: cheap
+
+
+def test_rows_that_a_workgroup_holds_are_a_class() -> None:
+    tiles = []
+    for length in (4096, 4100):
+        call = captured(aten.sort.default, R(4, length))
+        graph = lower_checked(call.captured)
+        tiles.append(tile_of(graph.buffers[graph.inputs[0].buffer].sizes[1], H200))
+        assert [accepts(call, R(4, n)) for n in (3072, 12284)] == [length == 4096, length == 4100]
+    assert tiles == [4096, 12_288]
 
 
 @pytest.mark.parametrize("op", [aten.mm.default, aten.sum.dim_IntList, aten._softmax.default])

@@ -6,6 +6,7 @@ Contractions that do both alike can share a kernel: both the scheduler and code 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeGuard
 
 from ..symbolic.sizes import (
@@ -145,7 +146,8 @@ def _choose_axis(
 ) -> str:
     """Which neighbours an invocation loads at once: along the inner or the outer dimension."""
     outer_count, inner_count = product(outer_sizes), product(node.inner)
-    steps = {}
+    steps: dict[str, int] = {}
+    together: list[str] = []
     for axis, name, sizes, count in (
         ("inner", "k", node.inner, inner_count),
         ("outer", prefix, outer_sizes, outer_count),
@@ -155,6 +157,8 @@ def _choose_axis(
             lanes = [flat_values(name, sizes, flat * VECTOR + x) for x in range(VECTOR)]
             if _contiguous(buffers, body, lanes):
                 return axis
+            if _is_divided(sizes) and _are_evenly_spaced(buffers, body, lanes):
+                together.append(axis)
         first = flat_values(name, sizes, iteration("flat", count))
         steps[axis] = _smallest_step(buffers, body, first)
     if is_multiple_of(inner_count, VECTOR):
@@ -162,6 +166,8 @@ def _choose_axis(
         found = elements_per_access([body], buffers, numbered("k", node.inner), _PACKED)
         if found >= _PACKED:
             return "inner"
+    if together:
+        return min(together, key=steps.__getitem__)
     return "scalar_inner" if steps["inner"] <= steps["outer"] else "scalar_outer"
 
 
@@ -178,6 +184,25 @@ def _contiguous(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bo
     found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
     return bool(found) and all(
         are_aligned_neighbours(addresses) or len(set(addresses)) == 1 for addresses in found
+    )
+
+
+def _is_divided(sizes: Sequence[Expr]) -> bool:
+    """Whether symbols are found of a flat position by dividing it by sizes that a call decides.
+
+    Each such division takes some twenty instructions. Four neighbours that lie in one line share
+    theirs, though memory has them one by one: of a convolution's weight gradient, the pixels.
+    """
+    return any(not size.is_constant for size in sizes[1:])
+
+
+def _are_evenly_spaced(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bool:
+    """Whether neighbours are always as far from each other, so that they lie in one line."""
+    found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
+    return bool(found) and all(
+        (step := addresses[1] - addresses[0]).is_constant
+        and all(b - a is step for a, b in pairwise(addresses))
+        for addresses in found
     )
 
 

@@ -209,7 +209,7 @@ class _Products:
 _PRODUCTS = _Products((64, 64), 384, _PRODUCTS_SHARE, 48)
 _IN_UNITS = _Products((128, 128), 264, 4.3, 300)
 # The shortest worthwhile part of the inner dimension, and the most parts.
-_INNER_PART, _MOST_INNER_PARTS = 192, 256
+INNER_PART, _MOST_INNER_PARTS = 192, 256
 # The part of a product's rate that is reached by a workgroup which is alone on a multiprocessor; by
 # smaller tiles, of which there are four times as many; by several workgroups; and by larger tiles,
 # which want more of them.
@@ -292,7 +292,7 @@ def inner_part_counts(
         return range(1, 2)
     workgroups = product_workgroups(1, rows, columns, in_units=in_units)
     filling = -(-2 * filling_workgroups(target, in_units=in_units) // workgroups)
-    return range(1, 1 + max(1, min(_MOST_INNER_PARTS, inner // _INNER_PART, filling)))
+    return range(1, 1 + max(1, min(_MOST_INNER_PARTS, inner // INNER_PART, filling)))
 
 
 def parts_nbytes(

@@ -44,6 +44,7 @@ from ...symbolic.sizes import (
     iteration,
     magnitude,
     magnitudes,
+    minimum,
     product,
     substitute,
     typical,
@@ -368,11 +369,14 @@ def _asked_parts(node: Contraction, target: Target) -> Expr:
     """Parts of a sum over images, as many as fill the GPU with what the call asks for.
 
     Its class tells that to a few powers of two only, which is too little for a small result: too
-    few parts leave multiprocessors idle, and each part too many is written and read.
+    few parts leave multiprocessors idle, and each part too many is written and read. Workgroups
+    that gather pixels wait for memory, so that twice as many as else are faster: 561 µs instead of
+    708 for the weights of 7 × 7 of ResNet-50 on an H200, 256 instead of 303 for those of 3 × 3.
     """
     rows, columns = (ceildiv(product(sizes), as_expr(_TILE)) for sizes in (node.rows, node.columns))
     tiles = product(node.batch) * rows * columns
-    return ONE + as_expr(cost.filling_workgroups(target) - 1) // tiles
+    parts = ONE + as_expr(2 * cost.filling_workgroups(target) - 1) // tiles
+    return minimum(parts, ceildiv(product(node.inner), cost.INNER_PART))
 
 
 def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
