@@ -118,16 +118,6 @@ def test_sizes_of_an_eager_operator_are_bounded(few_sizes: int) -> None:
     dispatch.forget()
 
 
-def test_operators_without_kernels_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatch.forget()
-    monkeypatch.setattr(dispatch, "_MAX_OPS", 5)
-    for dims in range(12):
-        dispatch._by_kind[("host", dims)] = []
-    (torch.ones(3, device="webgpu") + 1).cpu()
-    assert len(dispatch._by_kind) <= 6
-    dispatch.forget()
-
-
 def test_memory_of_sizes_that_are_gone_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "_IDLE_BATCHES", 32)
     device = devices.get_device(0)

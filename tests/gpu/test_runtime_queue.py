@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -377,6 +378,19 @@ def test_long_work_is_submitted_in_parts(
         results.append(read(device, bound.buffer("y"), 100))
     assert made >= 2 * length / most
     np.testing.assert_array_equal(*results)
+
+
+def test_work_that_a_gpu_takes_a_while_for_does_not_wait_for_more(device: Device) -> None:
+    """Else the GPU waits while the host records, and then the host for all of it."""
+    quick = Recording((), "quick")
+    steps = [SimpleNamespace(seconds=0.006)] * 3
+    long = Recording((), "long", steps)  # type: ignore[arg-type]
+    start = device.backend.submissions
+    device.queue.record(quick)
+    assert device.backend.submissions == start
+    device.queue.record(long)
+    assert device.backend.submissions == start + 1
+    device.queue.wait()
 
 
 def test_the_prediction_is_of_bytes_or_operations() -> None:

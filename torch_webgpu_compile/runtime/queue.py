@@ -17,7 +17,6 @@ from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Dispatch, Kernel
 from .failures import lost_error
 from .interface import Backend, Command, DispatchRun, Span
-from .pacing import MAX_SECONDS
 
 MIN_BATCH = 16
 """Dispatches of the first batch after a download or a wait: an idle GPU should start soon."""
@@ -26,6 +25,11 @@ MAX_BATCH = 64
 """The size to which batches grow. On an H200, 1,000 tiny operators and a download take 17 ms when
 each is submitted alone, 3.2 ms in batches of 16, 2.5 ms of 64, and 4.8 ms in one batch, as the GPU
 then waits until the host has encoded them all."""
+
+_BATCH_SECONDS = 0.02
+"""Predicted seconds of work that are submitted however few dispatches they are. Predictions are for
+the slowest adapters of a kind: an H200 needs 0.3 to 0.6 ms for that, and a submission takes 15 µs
+of the host's. Later, the GPU would wait for the host, and in the end the host for the GPU."""
 
 
 class RecordedDispatch(Protocol):
@@ -81,7 +85,7 @@ class Recording:
                 count += len(command.items)
         self.dispatch_count = count
         seconds = sum([step.seconds for step in steps])
-        self.weight = max(count, math.ceil(MAX_BATCH * seconds / MAX_SECONDS))
+        self.weight = max(count, math.ceil(MAX_BATCH * seconds / _BATCH_SECONDS))
 
     def with_commands(self, commands: Sequence[Command]) -> Recording:
         """The same dispatches on other memory."""
