@@ -68,8 +68,8 @@ def gradient(
     rest: Array | None = None,
     score_mod: Function | None = None,
     score_grad: Function | None = None,
-) -> Array:
-    """`AttentionGradient` on NumPy: the gradient of the queries, or of keys beside values."""
+) -> list[Array]:
+    """`AttentionGradient` on NumPy: the gradient of the queries, or those of keys and values."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
     products = _products(node, query, shared)
@@ -89,10 +89,10 @@ def gradient(
         grad_scores = np.where(replaced, 0, grad_scores)
     if node.of == "queries":
         grad_query: Array = np.matmul(grad_scores, shared) * np.float32(node.scale)
-        return grad_query
+        return [grad_query]
     grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * np.float32(node.scale)
     grad_value = np.matmul(np.swapaxes(used, -1, -2), gradient).sum(2)
-    return np.concatenate([grad_key, grad_value], -1)
+    return [grad_key, grad_value]
 
 
 def _products(node: Attention | AttentionGradient, query: Array, key: Array) -> Array:

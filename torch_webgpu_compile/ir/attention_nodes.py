@@ -144,9 +144,11 @@ class AttentionGradient(Node):
     ``bias``, ``kept``, ``replaced``, ``score_mod`` and ``score_grad`` over (b0, b1, g0, m0, n0);
     all float32 but ``replaced``, which is bool.
 
-    The output is dQ, [b, h, g, q, e], or of "keys" dK beside dV, [b, h, s, head + value head].
+    The outputs are dQ, [b, h, g, q, head], or of "keys" dK, [b, h, s, head], and dV, [b, h, s,
+    value head].
     """
 
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
     OPERANDS: ClassVar[tuple[str, ...]] = (
         *("of", "sizes", "causal", "scale"),
         *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
@@ -157,7 +159,7 @@ class AttentionGradient(Node):
 
     TILED: ClassVar[bool] = True
 
-    output: str
+    outputs: tuple[str, ...]
     of: Literal["queries", "keys"]
     sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr, Expr]
     query: Scalar
@@ -206,7 +208,9 @@ class AttentionGradient(Node):
         yield from _dtype_rules(self)
         yield self.of in ("queries", "keys"), "queries or keys"
         yield (self.score_mod is None) == (self.score_grad is None), "score_mod with its gradient"
-        yield shape_rule(buffers[self.output], self.output_sizes)
+        yield len(self.outputs) == len(self.output_sizes), "an output for each gradient"
+        for name, sizes in zip(self.outputs, self.output_sizes, strict=True):
+            yield shape_rule(buffers[name], sizes)
 
     @property
     def rows(self) -> dict[str, Scalar]:
@@ -221,12 +225,12 @@ class AttentionGradient(Node):
         return {n: body for n, body in named_bodies(self).items() if n in names}
 
     @property
-    def output_sizes(self) -> tuple[Expr, ...]:
-        """The sizes of the output buffer."""
+    def output_sizes(self) -> tuple[tuple[Expr, ...], ...]:
+        """The sizes of each output buffer."""
         batch, heads, group, queries, keys, head, value_head = self.sizes
         if self.of == "queries":
-            return (batch, heads, group, queries, head)
-        return (batch, heads, keys, head + value_head)
+            return ((batch, heads, group, queries, head),)
+        return (batch, heads, keys, head), (batch, heads, keys, value_head)
 
 
 _DTYPES = {"replaced": dtypes.bool_, "end": dtypes.int32}

@@ -346,8 +346,9 @@ def _attention(run: Run, node: Attention) -> None:
 
 @interprets(AttentionGradient)
 def _attention_gradient(run: Run, node: AttentionGradient) -> None:
-    values = run.computed(node)
-    run.store(node.output, attention.gradient(node, **values))
+    results = attention.gradient(node, **run.computed(node))
+    for name, result in zip(node.outputs, results, strict=True):
+        run.store(name, result)
 
 
 @interprets(DepthwiseConvolution)

@@ -19,7 +19,7 @@ from .builder import Builder, masked
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers
 from .score_functions import lowered_function
-from .value import IndexLike, Value, broadcast_index, positions, reshape, select, slice_dim
+from .value import IndexLike, Value, broadcast_index, positions, reshape, select
 
 F32 = dtypes.float32
 
@@ -143,7 +143,7 @@ def lower_attention_backward(
     rows = [logsumexp] if options.safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
     logsumexp, *rest, delta = _within_bindings(builder, [*rows, delta], others)
     node = AttentionGradient(
-        output="",
+        outputs=(),
         of="queries",
         sizes=(batch, key_heads, group, queries, keys, size, value_size),
         query=_float(query, [*row, k]),
@@ -164,11 +164,10 @@ def lower_attention_backward(
     )
     grad_query = grad_key = grad_value = None
     if builder.is_used(0):
-        grad_query = reshape(_append(builder, node, query.dtype), query.sizes)
+        (grouped,) = _append(builder, node, query.dtype)
+        grad_query = reshape(grouped, query.sizes)
     if builder.is_used(1) or builder.is_used(2):
-        both = _append(builder, replace(node, of="keys"), key.dtype)
-        grad_key = slice_dim(both, 3, ZERO, size)
-        grad_value = slice_dim(both, 3, size, value_size)
+        grad_key, grad_value = _append(builder, replace(node, of="keys"), key.dtype)
     return grad_query, grad_key, grad_value
 
 
@@ -209,19 +208,21 @@ def _heads_inside(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return (strides[0], *strides[2:-1], strides[1], strides[-1])
 
 
-def _append(builder: Builder, node: AttentionGradient, dtype: DType) -> Value:
-    """Adds a node; its result."""
-    sizes = node.output_sizes
-    name = f"{builder.hint}_{node.of}"
-    buffer = builder.new_buffer(dtype, sizes, name, strides=_heads_inside(sizes))
-    builder.nodes.append(replace(node, output=buffer.name))
-    return builder.load(buffer)
+def _append(builder: Builder, node: AttentionGradient, dtype: DType) -> list[Value]:
+    """Adds a node; its results."""
+    names = ("queries",) if node.of == "queries" else ("keys", "values")
+    buffers = [
+        builder.new_buffer(dtype, sizes, f"{builder.hint}_{name}", strides=_heads_inside(sizes))
+        for name, sizes in zip(names, node.output_sizes, strict=True)
+    ]
+    builder.nodes.append(replace(node, outputs=tuple(buffer.name for buffer in buffers)))
+    return [builder.load(buffer) for buffer in buffers]
 
 
 def _within_bindings(builder: Builder, rows: list[Value], others: list[Value]) -> list[Value]:
     """The statistics of rows; in one buffer where a kernel cannot bind as many as there are."""
     read = {o.buffer for value in (*rows, *others) for o in loads_of(value.body)}
-    if len(read) < builder.target.max_storage_buffers:
+    if len(read) + 2 <= builder.target.max_storage_buffers:  # two results
         return rows
     sizes = (as_expr(len(rows)), *rows[0].sizes)
     which, *row = positions(sizes)
@@ -241,7 +242,7 @@ def _mask_within_bindings(
     if bias is None or replaced is None:
         return options
     read = {o.buffer for value in (*inputs, *_tensors(options)) for o in loads_of(value.body)}
-    if len(read) + 2 <= builder.target.max_storage_buffers:  # statistics and the result, too
+    if len(read) + 3 <= builder.target.max_storage_buffers:  # statistics and two results, too
         return options
     which, *at = positions((as_expr(2), *sizes))
     here = apply("eq", Index(which), const(0, dtypes.int64))

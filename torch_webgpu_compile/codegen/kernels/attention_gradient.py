@@ -16,7 +16,7 @@ from ...ir.graph import Member
 from ...ir.scalar import Scalar, const
 from ...ir.spaces import symbol_keys
 from ...plan.model import KernelCall
-from ...symbolic.sizes import ZERO, Expr, Symbol, atom_expr, ceildiv, iteration, product
+from ...symbolic.sizes import Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
@@ -314,22 +314,18 @@ class _FunctionMaker:
 
     def stores(self) -> dict[str, Store]:
         """How the sums of `Tile`s ``walked`` and ``walked_values`` are stored."""
-        head, value_head = self.elements
-        if self.node.of == "queries":
-            return {"walked": self._store("b0 b1 g0 m0", head)}
-        return {
-            "walked": self._store("b0 b1 n0", head),
-            "walked_values": self._store("b0 b1 n0", value_head, start=head),
-        }
+        row = "b0 b1 g0 m0" if self.node.of == "queries" else "b0 b1 n0"
+        outputs = zip(("walked", "walked_values"), self.node.outputs, self.elements, strict=False)
+        return {role: self._store(output, row, size) for role, output, size in outputs}
 
-    def _store(self, row: str, size: Expr, start: Expr = ZERO) -> Store:
+    def _store(self, output: str, row: str, size: Expr) -> Store:
         """Of four neighbouring elements of a row where memory allows, else of one."""
-        builder, output = self.builder, self.node.output
+        builder = self.builder
         dtype = builder.buffers[output].dtype
         symbols = {symbol.name: symbol for symbol in self.fixed}
         element = iteration("e0", size)
         (last,) = symbol_keys([element])
-        index = (*(atom_expr(symbols[name]) for name in row.split()), element + start)
+        index = (*(atom_expr(symbols[name]) for name in row.split()), element)
         member = Member(output, const(0, dtype), index, True)
         limit = size // VECTOR
         at = iteration("e", limit)

@@ -133,7 +133,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         reads_anchor = any(
             isinstance(producer, (*_SUMS, AttentionGradient))
             for producer in graph.nodes
-            if outputs_of(producer)[0] in {load.buffer for load in loads}
+            if not {load.buffer for load in loads}.isdisjoint(outputs_of(producer))
         )
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
         once = len(users) == 1 and _is_loaded_once(node, users[0])
