@@ -327,7 +327,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._record(func, args, kwargs)
 
     def _record(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        result = _made(func, _with_hints(func, args), kwargs)
+        result = _made(func, *_with_hints(func, args, kwargs))
         found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if func._schema.is_mutable:
             self.is_functional = False
@@ -403,7 +403,7 @@ def call_with_symbols(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     ``int`` it makes a constant, so that what is traced holds for this number only: such a call goes
     past it, to the recorder.
     """
-    if not _plain_symbols(op, args, ("float", "int")):
+    if not _plain_symbols(op, args, kwargs, ("float", "int")):
         return op(*args, **kwargs)
     if not op._schema.is_mutable:
         return _dispatched(op, args, kwargs)
@@ -421,23 +421,31 @@ def call_with_symbols(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
-def _plain_symbols(op: OpOverload, args: Sequence[Any], kinds: Collection[str]) -> list[int]:
+def _plain_symbols(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], kinds: Collection[str]
+) -> set[str]:
     """The arguments that are symbols for which the operator's schema has no place."""
-    return [
-        k
-        for k, (argument, value) in enumerate(zip(op._schema.arguments, args, strict=False))
-        if isinstance(value, (torch.SymInt, torch.SymFloat))
-        and str(argument.real_type).removeprefix("Optional[").rstrip("]") in kinds
-    ]
+    arguments = op._schema.arguments
+    given = {**{a.name: value for a, value in zip(arguments, args, strict=False)}, **kwargs}
+    return {
+        a.name
+        for a in arguments
+        if isinstance(given.get(a.name), (torch.SymInt, torch.SymFloat))
+        and str(a.real_type).removeprefix("Optional[").rstrip("]") in kinds
+    }
 
 
-def _with_hints(op: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
+def _with_hints(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Arguments with floats in place of symbols, where the schema has no place for these.
 
     The sizes of results do not depend on them.
     """
-    plain = _plain_symbols(op, args, ("float",))
-    return [value.node.hint if k in plain else value for k, value in enumerate(args)]
+    plain = _plain_symbols(op, args, kwargs, ("float",))
+    named = zip(op._schema.arguments, args, strict=False)
+    return (
+        [value.node.hint if a.name in plain else value for a, value in named],
+        {name: v.node.hint if name in plain else v for name, v in kwargs.items()},
+    )
 
 
 def _made(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:

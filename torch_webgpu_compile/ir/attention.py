@@ -34,9 +34,11 @@ def forward(
     replaced: Array | None = None,
     end: Array | None = None,
     score_mod: Function | None = None,
+    *,
+    scale: Array,
 ) -> AttentionResult:
     """`Attention` on NumPy by its definition: the softmax of all scores at once."""
-    products = _products(node, query, key)
+    products = _products(query, key, scale)
     scores, safe = _scores(node, products, bias, replaced, score_mod), node.safe
     if end is not None:
         is_before = np.arange(scores.shape[-1]) < end[..., None]
@@ -68,11 +70,13 @@ def gradient(
     rest: Array | None = None,
     score_mod: Function | None = None,
     score_grad: Function | None = None,
+    *,
+    scale: Array,
 ) -> list[Array]:
     """`AttentionGradient` on NumPy: the gradient of the queries, or those of keys and values."""
     # A key head, and all that is by keys, stands beside each of its query heads.
     shared, values = key[:, :, None], value[:, :, None]
-    products = _products(node, query, shared)
+    products = _products(query, shared, scale)
     scores = _scores(node, products, bias, replaced, score_mod)
     if rest is None:
         weights = np.exp(scores - np.where(logsumexp == -np.inf, 0, logsumexp)[..., None])
@@ -88,15 +92,15 @@ def gradient(
     if replaced is not None:
         grad_scores = np.where(replaced, 0, grad_scores)
     if node.of == "queries":
-        grad_query: Array = np.matmul(grad_scores, shared) * np.float32(node.scale)
+        grad_query: Array = np.matmul(grad_scores, shared) * scale
         return [grad_query]
-    grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * np.float32(node.scale)
+    grad_key = np.matmul(np.swapaxes(grad_scores, -1, -2), query).sum(2) * scale
     grad_value = np.matmul(np.swapaxes(used, -1, -2), gradient).sum(2)
     return [grad_key, grad_value]
 
 
-def _products(node: Attention | AttentionGradient, query: Array, key: Array) -> Array:
-    products: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * np.float32(node.scale)
+def _products(query: Array, key: Array, scale: Array) -> Array:
+    products: Array = np.matmul(query, np.swapaxes(key, -1, -2)) * scale
     return products
 
 

@@ -59,7 +59,7 @@ class Attention(Anchor):
     value: Scalar
     bias: Scalar | None
     causal: bool
-    scale: float
+    scale: Scalar
     origins: tuple[Origin, ...] = ()
     parts: int = 1
     kept: Scalar | None = None
@@ -93,6 +93,7 @@ class Attention(Anchor):
             "replaced": (outer, rows, columns),
             "end": (outer, rows),
             "score_mod": (outer, rows, columns),
+            "scale": (),
         }
 
     @property
@@ -171,7 +172,7 @@ class AttentionGradient(Node):
     bias: Scalar | None
     kept: Scalar | None
     causal: bool
-    scale: float
+    scale: Scalar
     origins: tuple[Origin, ...] = ()
     replaced: Scalar | None = None
     rest: Scalar | None = None
@@ -198,6 +199,7 @@ class AttentionGradient(Node):
             "rest": rows,
             "score_mod": (*rows, columns),
             "score_grad": (*rows, columns),
+            "scale": (),
         }
 
     @property

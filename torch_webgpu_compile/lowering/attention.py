@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
 from ..torch_ops.attention import AttentionOptions
 from ..torch_ops.score_functions import parsed
-from .builder import Builder, masked
+from .builder import Builder, masked, operand
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers
 from .score_functions import lowered_function
@@ -75,7 +74,7 @@ def lower_attention(
         value=_float(value, [b, shared, n, d]),
         bias=None if options.bias is None else _float(options.bias, [b, h, m, n]),
         causal=bool(options.causal),
-        scale=float(options.scale),
+        scale=operand(options.scale, (), F32),
         origins=(builder.origin,),
         kept=kept,
         logsumexp=None if statistic is None else statistic.name,
@@ -155,7 +154,7 @@ def lower_attention_backward(
         bias=None if options.bias is None else _float(options.bias, [*row, n]),
         kept=_kept(options, scores, (b, head, m, n)),
         causal=bool(options.causal),
-        scale=float(options.scale),
+        scale=operand(options.scale, (), F32),
         origins=(builder.origin,),
         replaced=None if options.replaced is None else _at(options.replaced, [*row, n]),
         rest=None if options.safe else _float(rest[0], row),
@@ -258,8 +257,9 @@ def _mask_within_bindings(
 
 
 def _tensors(options: Options) -> list[Value]:
-    found = options.bias, options.seed, options.replaced, *(options.operands or ())
-    return [v for v in found if v is not None]
+    numbers = options.scale, options.dropout
+    found = options.bias, options.seed, options.replaced, *(options.operands or ()), *numbers
+    return [v for v in found if isinstance(v, Value)]
 
 
 def _score_function(
@@ -290,11 +290,11 @@ def _kept(options: Options, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Sc
     """
     if options.seed is None:
         return None
-    if options.dropout >= 1.0:
+    if not isinstance(options.dropout, Value) and options.dropout >= 1.0:
         return const(0.0, F32)
     bits = random_bits(options.seed, linearize(at, contiguous_strides(sizes)))
     # The numbers are multiples of 2⁻²⁴: comparing them is comparing bits.
-    probability = float(torch.tensor(options.dropout, dtype=torch.float32))
-    least = const(math.ceil(probability * 2.0**BITS), dtypes.uint32)
-    factor = const(1.0 / (1.0 - options.dropout), F32)
+    probability = operand(options.dropout, (), F32)
+    least = cast(apply("ceil", probability * const(2.0**BITS, F32)), dtypes.uint32)
+    factor = const(1.0, F32) / (const(1.0, F32) - probability)
     return apply("where", apply("ge", bits, least), factor, const(0.0, F32))

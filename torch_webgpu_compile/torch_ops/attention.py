@@ -22,13 +22,13 @@ from . import custom_ops as _custom_ops  # noqa: F401  defines webgpu::uniform
 from .score_functions import parsed
 
 SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float scale, "
-    "Tensor? seed=None, float dropout=0.0, Tensor? replaced=None, bool safe=True, "
+    "(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, Scalar scale, "
+    "Tensor? seed=None, Scalar dropout=0.0, Tensor? replaced=None, bool safe=True, "
     "str score_mod='', Tensor[]? operands=None) -> (Tensor, Tensor)"
 )
 BACKWARD_SCHEMA = (
     "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor logsumexp, "
-    "Tensor delta, bool causal, float scale, Tensor? seed=None, float dropout=0.0, "
+    "Tensor delta, bool causal, Scalar scale, Tensor? seed=None, Scalar dropout=0.0, "
     "Tensor? replaced=None, bool safe=True, str score_mod='', Tensor[]? operands=None) "
     "-> (Tensor, Tensor, Tensor)"
 )

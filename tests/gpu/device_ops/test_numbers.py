@@ -41,6 +41,11 @@ def smooth_l1(x: torch.Tensor, number: Number) -> torch.Tensor:
     return F.smooth_l1_loss(x, x.flip(0), beta=number)
 
 
+def attention(x: torch.Tensor, number: Number) -> torch.Tensor:
+    query, key, value = x.view(1, 2, 4, 16), x.flip(0).view(1, 2, 4, 16), x.sin().view(1, 2, 4, 16)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=number)
+
+
 # By operator: what is called with (tensor, number), the tensor, and numbers. All but the first two
 # compile nothing.
 CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = {
@@ -76,6 +81,9 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
     "renorm": (lambda x, n: x.renorm(2, 0, n), GRID, (0.5, 1.5, 2.5)),
     "dist": (lambda x, n: torch.dist(x, x.flip(1), n), GRID, (1.5, 2.5, 3.5)),
     "cdist": (lambda x, n: torch.cdist(x, x.flip(1), n), GRID, (1.5, 2.5, 3.5)),
+    "attention": (attention, GRID, (0.3, 0.5, 1.5)),
+    "attention gradient": (_gradient(attention), GRID, (0.3, 0.5, 1.5)),
+    "attention of halves": (attention, GRID.half(), (0.3, 0.5, 1.5)),
     "layer_norm": (lambda x, n: F.layer_norm(x, (16,), eps=n), GRID, (1e-5, 1e-3, 0.1)),
     "group_norm": (lambda x, n: F.group_norm(x, 4, eps=n), GRID, (1e-5, 1e-3, 0.1)),
     "rms_norm": (lambda x, n: F.rms_norm(x, (16,), eps=n), GRID, (1e-5, 1e-3, 0.1)),
@@ -129,11 +137,17 @@ def test_random_numbers_of_any_kind() -> None:
     def of_dropout(p: float) -> torch.Tensor:
         return F.dropout(torch.ones_like(x), p)
 
+    def of_attention(p: float) -> torch.Tensor:
+        query = torch.zeros(1, 1, 64, 64, device="webgpu")
+        value = 64 * torch.eye(64, device="webgpu")  # each weight by itself, as 1
+        return F.scaled_dot_product_attention(query, query, value.expand(1, 1, -1, -1), dropout_p=p)
+
     cases: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., tuple[float, float]]]] = {
         "normal_": (lambda n: x.normal_(n, 3 * n), lambda n: (n, 3 * n)),
         "uniform_": (lambda n: x.uniform_(-n, 3 * n), lambda n: (n, 4 * n / math.sqrt(12))),
         "bernoulli_": (lambda n: x.bernoulli_(n / 8), lambda n: (n / 8, (n * (8 - n)) ** 0.5 / 8)),
         "dropout": (lambda n: of_dropout(n / 8), lambda n: (1, (n / (8 - n)) ** 0.5)),
+        "attention": (lambda n: of_attention(n / 8), lambda n: (1, (n / (8 - n)) ** 0.5)),
         "exponential_": (lambda n: x.exponential_(n), lambda n: (1 / n, 1 / n)),
         "geometric_": (lambda n: x.geometric_(1 / (1 + n)), lambda n: (1 + n, (n * n + n) ** 0.5)),
         "randint": (

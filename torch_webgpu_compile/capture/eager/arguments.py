@@ -35,6 +35,7 @@ _SPECIAL: dict[str, frozenset[float]] = {
     "exponent": frozenset({-2, -1, -0.5, 0, 0.5, 1, 2, 3}),
     **dict.fromkeys(("ord", "p", "norm_type"), frozenset({0, 1, 2})),
     "beta": frozenset({0}),
+    "dropout_p": frozenset({0, 1}),
 }
 _NONE: frozenset[float] = frozenset()
 # Operators whose integers may be symbols, but not their floats.

@@ -13,7 +13,7 @@ from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
 from ...ir.factors import common_factor
 from ...ir.graph import AnchorGroup
-from ...ir.scalar import Scalar
+from ...ir.scalar import Const, Scalar
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
@@ -73,6 +73,15 @@ def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTil
         return None
     sizes = int(head), int(value_head)
     return choose_attention_units_tiling(batch * heads, queries, sizes, config, target)
+
+
+def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
+    """What templates of attention take: the scale's value, and the function that loads a number."""
+    if isinstance(scale, Const):
+        return {"scale": f"{scale.value!r}f", "given_scale": None}
+    scope = Scope()
+    value = builder.renderer([{}], scope).render(scale).code
+    return {"scale": "given_scale", "given_scale": LoadFunction(1, scope.lines, value, "", "f32")}
 
 
 class _AttentionKernel:
@@ -187,7 +196,7 @@ class _AttentionKernel:
                 "window": node.window,
                 "end": make.of_row(node.end, queries),
                 "last_query": builder.index(queries - 1),
-                "scale": f"{node.scale!r}f",
+                **scale_inputs(builder, node.scale),
                 "keys": builder.index(keys),
                 "total": builder.index(total),
                 "tiles": builder.index(tiles),

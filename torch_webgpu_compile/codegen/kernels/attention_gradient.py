@@ -27,7 +27,7 @@ from ..tilings.attention_units import (
 )
 from ..tilings.units import dialect_of
 from ..values import Scope, Text
-from .attention import LoadFunction
+from .attention import LoadFunction, scale_inputs
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store
 
@@ -198,7 +198,7 @@ def _finish(
             "score_grad": None if node.score_grad is None else make.pair(node.score_grad),
             "causal": node.causal,
             "window": node.window,
-            "scale": f"{node.scale!r}f",
+            **scale_inputs(builder, node.scale),
             "group": builder.index(group),
             "owners": builder.index(owners),
             "queries": builder.index(queries),

@@ -15,7 +15,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention import AttentionPartsTiling, choose_attention_parts_tiling
-from .attention import LoadFunction, LoadFunctionMaker
+from .attention import LoadFunction, LoadFunctionMaker, scale_inputs
 from .builder import KernelBuilder, fold_grid
 
 
@@ -78,7 +78,7 @@ def generate_attention_parts(
             **pairs,
             "causal": node.causal,
             "window": node.window,
-            "scale": f"{node.scale!r}f",
+            **scale_inputs(builder, node.scale),
             "end": make.of_row(node.end, queries),
             "keys": builder.index(keys),
             "per_part": builder.index(ceildiv(keys, node.parts)),
