@@ -173,9 +173,7 @@ def symbolic_leaves(
             special = _SPECIAL.get(name, _NONE)
             if type(item) is int and -MAX_INT <= item <= MAX_INT:
                 is_size = item >= 2 and name in sizes
-                # Without a pad above 0, the CPU's kernel copies a view, whose strides it keeps.
-                is_signed = name in signed and (name != "pad" or max(value) > 0)
-                chosen = is_size or (item not in (0, 1) and (is_number or is_signed))
+                chosen = is_size or (item not in (0, 1) and (is_number or name in signed))
             elif type(item) is float and math.isfinite(item):
                 is_float = "float" in kind and name not in _STATIC_NAMES
                 chosen = floats and (is_number or is_float)

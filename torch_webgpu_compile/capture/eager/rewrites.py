@@ -96,6 +96,18 @@ def randperm_out(n: int, *, generator: None, out: Tensor) -> Tensor:
     return out.copy_(aten.randperm.default(n, dtype=out.dtype, device=out.device))
 
 
+def constant_pad_nd(self: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Without a pad above 0 it is a copy of a view, whose strides the copy keeps as the CPU's does.
+
+    Sizes and pads may be symbols, of which PyTorch's own rule gives other strides.
+    """
+    if max(pad, default=0) > 0 or len(pad) % 2 or len(pad) > 2 * self.dim():
+        return call_with_symbols(aten.constant_pad_nd.default, self, pad, value)
+    for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
+        self = self.narrow(-dim, -before, self.shape[-dim] + before + after)
+    return self.clone()
+
+
 def _scan_helper(op: OpOverload) -> Callable[..., None]:
     """``_cummax_helper`` or ``_cummin_helper``, which the operator without ``_helper`` calls."""
 
@@ -148,6 +160,7 @@ REWRITES: dict[OpOverload, Callable[..., Any]] = {
         aten._embedding_bag_forward_only.default
     ),
     aten.randperm.generator_out: randperm_out,
+    aten.constant_pad_nd.default: constant_pad_nd,
     aten._cummax_helper.default: _scan_helper(aten.cummax.default),
     aten._cummin_helper.default: _scan_helper(aten.cummin.default),
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,
