@@ -84,6 +84,14 @@ class KernelBuilder:
         """An index or size expression in WGSL."""
         return render_index(expr, self.name_of)
 
+    def trips(self, count: Expr) -> str:
+        """How often a loop runs in WGSL.
+
+        Drivers unroll loops of known length, with a branch for each part in each access.
+        """
+        hidden = " + i32(tw_zero_bits)" if self.bindings.twins and count.is_constant else ""
+        return self.index(count) + hidden
+
     def renderer(
         self, lanes: Sequence[Mapping[Symbol, Expr]], scope: Scope, **options: Any
     ) -> Renderer:

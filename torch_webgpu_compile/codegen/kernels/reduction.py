@@ -218,7 +218,7 @@ class RowKernel:
         if shares.trips is None or not lines:
             return lines
         self.iterations = self.iterations + shares.trips + 1
-        head = f"for (var c = 0; c < {self.builder.index(shares.trips)}; c++) {{"
+        head = f"for (var c = 0; c < {self.builder.trips(shares.trips)}; c++) {{"
         return [head, *(f"  {line}" for line in lines), "}"]
 
     def by_order(self, member: Member) -> int:
