@@ -23,9 +23,6 @@ from .value import IndexLike, Value, broadcast_index, permute, positions, reshap
 
 aten = torch.ops.aten
 
-# n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
-LONGEST_ROW = 4096
-
 
 def _last(value: Value, dim: int) -> Value:
     """``dim`` moved to the end."""
