@@ -24,7 +24,6 @@ from ..symbolic.sizes import (
     upper_bound,
 )
 from .builder import Builder, as_value, masked
-from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
@@ -32,7 +31,7 @@ from .registry import NotLowered, lowers
 from .scans import inclusive_scan
 from .scattering import scatter
 from .sorting import binary_search, sort_along
-from .value import IndexLike, Value, positions, reshape, zeros
+from .value import IndexLike, Value, all_of, in_range, positions, reshape, zeros
 from .views import require_whole_storage
 
 aten = torch.ops.aten
