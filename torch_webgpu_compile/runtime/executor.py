@@ -28,7 +28,7 @@ from .interface import Handle
 from .launcher import Launcher, Preparation
 from .program import Segment
 from .sections import Section, divide
-from .sized import HostCommand, SizedDispatch, SizedPlan, SlicedKernel, size_plan
+from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
@@ -305,18 +305,19 @@ class BoundPlan:
 
     Attributes:
         executor: whose plan this is.
+        memory: of all plan buffers, by name.
         sizes: values of the plan's size symbols.
         dispatch_count: dispatches per replay (those with an empty grid are not made).
     """
 
-    __slots__ = ("_buffers", "_launcher", "_memory", "dispatch_count", "executor")
+    __slots__ = ("_buffers", "_launcher", "dispatch_count", "executor", "memory")
 
     def __init__(
         self, executor: Executor, launcher: Launcher, memory: Mapping[str, AnyBuffer]
     ) -> None:
         self.executor = executor
         self._launcher = launcher
-        self._memory = memory
+        self.memory = memory
         self._buffers = [memory[name] for name in (*launcher.names, *launcher.prepared)]
         self.dispatch_count = launcher.dispatch_count
 
@@ -325,23 +326,13 @@ class BoundPlan:
         """See the class."""
         return self._launcher.sized.sizes
 
-    @property
-    def dispatch_steps(self) -> list[int]:
-        """For each dispatch made, its index among the plan's `Dispatch` steps."""
-        steps = self._launcher.sized.steps
-        return [step.index for step in steps if isinstance(step, SizedDispatch)]
-
     def segments(self) -> Sequence[Segment]:
         """What `replay` records, and the host steps that it runs, in order."""
         return self._launcher.segments(self._buffers)
 
-    def run_host_step(self, command: HostCommand) -> None:
-        """Runs one of the `segments`."""
-        self.executor.run_host_step(command, self._memory, self.sizes)
-
     def buffer(self, name: str) -> AnyBuffer:
         """The memory of a plan buffer: the caller's own where it was given to `Executor.bind`."""
-        return self._memory[name]
+        return self.memory[name]
 
     def replay(self) -> None:
         """Records the plan's commands (see `CommandQueue`). Waits only for host steps.

@@ -102,7 +102,8 @@ def constant_pad_nd(self: Tensor, pad: Sequence[int], value: float = 0) -> Tenso
     Sizes and pads may be symbols, of which PyTorch's own rule gives other strides.
     """
     if max(pad, default=0) > 0 or len(pad) % 2 or len(pad) > 2 * self.dim():
-        return call_with_symbols(aten.constant_pad_nd.default, self, pad, value)
+        padded: Tensor = call_with_symbols(aten.constant_pad_nd.default, self, pad, value)
+        return padded
     for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
         self = self.narrow(-dim, -before, self.shape[-dim] + before + after)
     return self.clone()
