@@ -287,7 +287,7 @@ class Signature:
             for output in self.plan.outputs
             if output.mutates is not None
         )
-        kept = [tensor for tensor in tensors if self._stays(tensor, sizes)]
+        kept = [tensor for tensor in tensors if self._stays(tensor)]
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
         return Variant(
             sizes=sizes,
@@ -365,7 +365,7 @@ class Signature:
             tuple(results),
         )
 
-    def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
+    def _stays(self, tensor: TensorRecipe) -> bool:
         """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
             all(position in self.phase.saved and view is None for position, view in tensor.results)

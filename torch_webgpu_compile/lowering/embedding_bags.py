@@ -38,7 +38,7 @@ def _bags(builder: Builder, offsets: Value, count: Expr, bags: Expr | None = Non
     def starts(position: Scalar) -> Scalar:
         return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
-    body = binary_search(starts, Index(bags), bags) - 1
+    body = binary_search(starts, bags) - 1
     return builder.pointwise(body, (count,), name="bags")
 
 

@@ -132,9 +132,9 @@ def _of_sorted(
         return found.at([*here[:dim], position, *here[dim + 1 :]])
 
     inside = _inside(here, index, dim)
-    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, Index(count), count), 0)
+    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, count), 0)
     end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, Index(count), count), 0)
+    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, count), 0)
     start = builder.pointwise(starts, value.sizes, name="start")
     last = apply("maximum", end.body - 1, 0)
     total = masked(inside, row(scanned, last), neutral(kind, dtype))

@@ -325,7 +325,7 @@ class _Sorted:
         def not_after(position: Scalar) -> Scalar:
             return self._in_row(self.keys, here, position) <= mine
 
-        last = binary_search(not_after, Index(self.count), self.count) - 1
+        last = binary_search(not_after, self.count) - 1
         safe = apply("maximum", last, 0)
         is_mine = apply("eq", self._in_row(self.keys, here, safe), mine)
         is_mine &= last >= 0
