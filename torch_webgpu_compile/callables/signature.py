@@ -124,7 +124,6 @@ class Variant:
         ragged: results that are a multiple of a nested tensor's ragged size, which is no number:
             (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
-        saved: whether any result is only for the backward graph.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
@@ -141,7 +140,6 @@ class Variant:
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
     mutations: tuple[MutationRecipe, ...]
-    saved: bool
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_resident: bool
@@ -297,7 +295,6 @@ class Signature:
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,
             mutations=mutations,
-            saved=bool(kept),
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
             may_be_resident=self.phase.name == "backward",

@@ -23,7 +23,7 @@ from ..errors import DeviceError
 from ..plan.model import STATUS, HostStep, Plan
 from ..plan.recent import Recent
 from .buffers import AnyBuffer, GpuBuffer, Serial
-from .device import Device
+from .device import Device, unless_held
 from .interface import Handle
 from .launcher import Launcher, Preparation
 from .program import Segment
@@ -265,13 +265,8 @@ class Executor:
 
     def reclaim(self) -> None:
         """Drops what was resolved and the executor's buffers; bound plans in use keep theirs."""
-        if self.lock.acquire(blocking=False):  # another thread is calling it: leave it alone
-            try:
-                self._own_memory.clear()
-                self._sized_plans.clear()
-                self._owned.clear()
-            finally:
-                self.lock.release()
+        made = self._own_memory, self._sized_plans, self._owned
+        unless_held(self.lock, *(known.clear for known in made))
 
     def run_host_step(
         self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]

@@ -17,7 +17,7 @@ from ..counters import counters
 from ..errors import DeviceError, SharedMemoryError
 from ..plan.model import Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
-from .device import Device
+from .device import Device, unless_held
 from .interface import Handle
 from .program import Segment, Users, build_segments, rebind, users_of
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
@@ -132,11 +132,7 @@ class Launcher:
 
     def reclaim(self) -> None:
         """Drops the bind groups, which keep memory from being freed (`Device.empty_cache`)."""
-        if self._executor.lock.acquire(blocking=False):  # else it is in use: leave it alone
-            try:
-                self._known.clear()
-            finally:
-                self._executor.lock.release()
+        unless_held(self._executor.lock, self._known.clear)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -329,11 +325,7 @@ class Preparation:
 
     def reclaim(self) -> None:
         """Lets go of the results; the next call computes them again (`Device.empty_cache`)."""
-        if self._executor.lock.acquire(blocking=False):  # else it is in use: leave it alone
-            try:
-                self._known.clear()
-            finally:
-                self._executor.lock.release()
+        unless_held(self._executor.lock, self._known.clear)
 
     def _prepare(self, inputs: Sequence[AnyBuffer]) -> tuple[GpuBuffer, ...]:
         with self._executor.lock:

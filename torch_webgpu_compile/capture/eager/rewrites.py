@@ -79,18 +79,6 @@ def _of_one_dtype(op: OpOverload) -> Callable[..., Any]:
     return call
 
 
-def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
-    """The ``out=`` overload of an operator that makes a resized ``out`` contiguous."""
-
-    def call(*arguments: Any, out: Tensor) -> Tensor:
-        value = op(*arguments)
-        if out.shape != value.shape:
-            out.resize_(value.shape)
-        return out.copy_(value)
-
-    return call
-
-
 def randperm_out(n: int, *, generator: None, out: Tensor) -> Tensor:
     """``randperm`` into a tensor of n elements; what all of its overloads call."""
     return out.copy_(aten.randperm.default(n, dtype=out.dtype, device=out.device))
@@ -153,9 +141,6 @@ def update_scale(
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
-    aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
-    aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
-    aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
     aten._embedding_bag.default: _of_one_dtype(aten._embedding_bag.default),
     aten._embedding_bag_forward_only.default: _of_one_dtype(
         aten._embedding_bag_forward_only.default
