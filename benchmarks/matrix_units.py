@@ -38,7 +38,7 @@ from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.target import MatrixConfig, Target
 
 from .timing import seconds_per_call
-from .webgpu import recorded_plans
+from .webgpu import given_memory, recorded_plans
 
 _SIZES = ("4096x4096x4096", "512x2048x8192", "512x8192x2048", "1000x1000x1000")
 _TILES = (
@@ -103,7 +103,7 @@ class Product:
         steps = (call.dispatch(0),) * _DISPATCHES
         plan = replace(self.bound.executor.plan, kernels=(call.kernel,), steps=steps)
         executor = Executor(plan, self.device)
-        replay = executor.bind(self.bound.sizes, self.bound._externals).replay
+        replay = executor.bind(self.bound.sizes, given_memory(self.bound)).replay
         return seconds_per_call(replay, self.device.synchronize, 0.05) / _DISPATCHES
 
     def error(self, tiling: UnitsTiling | None, mode: str = "default") -> float:

@@ -40,7 +40,7 @@ from torch_webgpu_compile.tuning import autotune
 from . import cases
 from .pytorch import build
 from .timing import seconds_per_call
-from .webgpu import recorded_plans
+from .webgpu import given_memory, recorded_plans
 
 _BUDGET_S = 0.15
 _GAIN = 0.997
@@ -81,7 +81,7 @@ class Model:
     def seconds(self, plan: Plan) -> float:
         """Of one replay of a plan, on the model's memory, in a stream of them."""
         executor = Executor(plan, self.device)
-        replay = executor.bind(self.bound.sizes, self.bound._externals).replay
+        replay = executor.bind(self.bound.sizes, given_memory(self.bound)).replay
         return seconds_per_call(replay, self.device.synchronize, _BUDGET_S)
 
     def products(self) -> Iterator[tuple[MatmulProblem, ContractionGroup]]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import torch_webgpu_compile  # registers the backend where the package is not installed
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import Dispatch
+from torch_webgpu_compile.runtime.buffers import AnyBuffer
 from torch_webgpu_compile.runtime.device import Device, device_for
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
@@ -49,6 +50,12 @@ def recorded_plans() -> Iterator[list[BoundPlan]]:
     finally:
         Executor.bind = original  # type: ignore[method-assign]
         plans += found.values()
+
+
+def given_memory(bound: BoundPlan) -> dict[str, AnyBuffer]:
+    """What a plan reads that is no result of its steps, by name: memory for another such plan."""
+    buffers, given = bound.executor.plan.buffers, ("input", "prepared")
+    return {name: found for name, found in bound.memory.items() if buffers[name].role in given}
 
 
 def traffic(bound: BoundPlan) -> dict[str, int]:

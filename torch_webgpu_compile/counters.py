@@ -69,10 +69,10 @@ class Counters:
             self.bytes_uploaded += bytes_uploaded
             self.bytes_downloaded += bytes_downloaded
 
-    def add_fallback(self, op: str, calls: int = 1) -> None:
-        """Counts calls of an ATen overload that ran on the host."""
+    def add_fallback(self, op: str) -> None:
+        """Counts a call of an ATen overload that ran on the host."""
         with self._lock:
-            self.fallbacks[op] += calls
+            self.fallbacks[op] += 1
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={getattr(self, name)}" for name in self._NUMBERS)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
+from torch_webgpu_compile.codegen.kernels.joint import generate_joint
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.graph import JointGroup, MapGroup, RowGroup, SingleGroup
@@ -144,6 +145,22 @@ def test_the_verifier_finds_parts_that_need_each_other():
     wrong = replace(state.schedule, groups=(JointGroup(parts),))
     with pytest.raises(VerificationError, match="do not need each other"):
         verify_schedule(wrong, LARGE)
+
+
+def test_parts_that_are_alike_have_their_code_once_and_others_are_refused():
+    def function(x, y, z):
+        return x.sum(1), y.sum(1), z.sum(0)
+
+    state = compile_function(function, randn(3, 40), randn(3, 40), randn(3, 40), target=LARGE)
+    (group,) = state.schedule.groups
+    assert isinstance(group, JointGroup)
+    alike = JointGroup(group.groups[:2], are_alike=True)
+    schedule = replace(state.schedule, groups=(replace(group, are_alike=True),))
+    with pytest.raises(VerificationError, match="names of buffers only"):
+        verify_schedule(schedule, LARGE)
+    call = generate_joint(alike, state.schedule.graph.buffers, LARGE)
+    assert call.kernel.wgsl.count("fn part") == 1
+    assert [binding.buffer for binding in call.bindings[:2]] == ["in0", "in1"]
 
 
 def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():

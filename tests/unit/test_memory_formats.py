@@ -92,9 +92,20 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_strides(name: str) -> None:
     make, x = CASES[name]
-    op, *args = make(x)
-    call = capture_call(op, *describe((tuple(args), {})), native_operators())
+    check_strides(*make(x))
+
+
+@pytest.mark.parametrize("x", [IMAGES, ROWS, GAPS], ids=("images", "rows", "gaps"))
+def test_crops_are_copies_of_views(x: Tensor) -> None:
+    for pad in ([-1, -1], [0, -1, -1, 0], [-1, 1], [0, 0]):
+        check_strides(aten.constant_pad_nd.default, x, pad, dynamic=True)
+
+
+def check_strides(op: Any, *args: Any, dynamic: bool = False) -> None:
+    arguments = describe((tuple(args), {}))
+    call = capture_call(op, *arguments, native_operators(), dynamic=dynamic)
     (results,) = next(iter(call.captured.module.graph.find_nodes(op="output"))).args
-    found = [node.meta["val"].stride() for node in results if node is not None]
+    values = [node.meta["val"] for node in results if node is not None]
+    found = [tuple(int(stride) for stride in value.stride()) for value in values]
     wanted = [t.stride() for t in tree_leaves(op(*args)) if isinstance(t, Tensor)]
     assert found[: len(wanted)] == wanted

@@ -20,7 +20,7 @@ from ..captured import saved_tensors_have_hooks
 from ..counters import counters
 from ..errors import DeviceLostError
 from ..runtime.buffers import AnyBuffer
-from ..runtime.device import Device, GpuBuffer, reopened
+from ..runtime.device import Device, GpuBuffer, reopened, unless_held
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
 from . import residents
@@ -102,11 +102,7 @@ class HostGraph(CompiledGraph):
 
     def reclaim(self) -> None:
         """`forget`, unless a call is running."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self.forget()
-            finally:
-                self._lock.release()
+        unless_held(self._lock, self.forget)
 
     def run_seeded(self, values: list[Any]) -> list[Any]:
         with self._lock:
@@ -161,7 +157,7 @@ class HostGraph(CompiledGraph):
         if known is not None and known[0] is variant and not variant.rebinds:
             return known[1], _NOTHING_FRESH, None
         fresh: dict[str, GpuBuffer] = {}
-        if variant.saved and not saved_tensors_have_hooks():
+        if variant.saved_buffers and not saved_tensors_have_hooks():
             for name, nbytes in variant.saved_buffers:
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:

@@ -124,7 +124,6 @@ class Variant:
         ragged: results that are a multiple of a nested tensor's ragged size, which is no number:
             (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
-        saved: whether any result is only for the backward graph.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
@@ -141,7 +140,6 @@ class Variant:
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
     mutations: tuple[MutationRecipe, ...]
-    saved: bool
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_resident: bool
@@ -287,7 +285,7 @@ class Signature:
             for output in self.plan.outputs
             if output.mutates is not None
         )
-        kept = [tensor for tensor in tensors if self._stays(tensor, sizes)]
+        kept = [tensor for tensor in tensors if self._stays(tensor)]
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
         return Variant(
             sizes=sizes,
@@ -297,7 +295,6 @@ class Signature:
             constants=tuple(_constant(output, sizes) for output in returned),
             tensors=tensors,
             mutations=mutations,
-            saved=bool(kept),
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
             may_be_resident=self.phase.name == "backward",
@@ -365,7 +362,7 @@ class Signature:
             tuple(results),
         )
 
-    def _stays(self, tensor: TensorRecipe, sizes: Mapping[str, int]) -> bool:
+    def _stays(self, tensor: TensorRecipe) -> bool:
         """Whether only the backward graph reads a tensor, and can do so from the plan's buffer."""
         return (
             all(position in self.phase.saved and view is None for position, view in tensor.results)

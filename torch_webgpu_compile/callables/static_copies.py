@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..counters import counters
 from ..errors import DeviceError
-from ..runtime.device import Device, GpuBuffer
+from ..runtime.device import Device, GpuBuffer, unless_held
 from ..symbolic.sizes import storage_span
 from . import fingerprints
 
@@ -200,12 +200,7 @@ class StaticBuffers:
 
     def reclaim(self) -> None:
         """Lets go of all copies (`Device.empty_cache`); what a call under way uses stays."""
-        if self.lock.acquire(blocking=False):  # else another thread is making some
-            try:
-                self._storages.clear()
-                self._forget()
-            finally:
-                self.lock.release()
+        unless_held(self.lock, self._storages.clear, self._forget)
 
     def _drop(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # Runs in the middle of anything: no lock, only atomic operations.

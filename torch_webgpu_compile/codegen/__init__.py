@@ -97,12 +97,10 @@ def _generate_group(
         return []
     if are_contractions(group):
         return generate_contraction(group, buffers, target, tilings)
-    return [_generate_kernel(group, buffers, target, tilings)]
+    return [_generate_kernel(group, buffers, target)]
 
 
-def _generate_kernel(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
-) -> KernelCall:
+def _generate_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
     match group:
         case MapGroup():
             found = find_transposition(group, buffers, target)

@@ -241,8 +241,8 @@ class JointGroup:
     them write where their initial contents are. All have known sizes.
 
     Attributes:
-        are_alike: whether parts differ in their buffers only. Their code is in the kernel once, at
-            the price of a branch in each access.
+        are_alike: whether parts differ in their buffers' names only (`ir.renaming.twins_of`). Their
+            code is in the kernel once, at the price of a branch in each access.
     """
 
     groups: tuple[JointPart, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -50,6 +50,20 @@ def form_of(
         for name in names
     )
     return (rename_group(group, names), layouts), tuple(names)
+
+
+def twins_of(
+    groups: Sequence[KernelGroup], buffers: Mapping[str, Buffer]
+) -> dict[str, tuple[str, ...]] | None:
+    """For each buffer of the first group, those of all that play its part.
+
+    None where groups differ in more than the names of buffers.
+    """
+    found = [form for group in groups if (form := form_of(group, buffers)) is not None]
+    if len(found) < len(groups) or len({form for form, _ in found}) > 1:
+        return None
+    names = [names for _, names in found]
+    return dict(zip(names[0], zip(*names, strict=True), strict=True))
 
 
 def _names(group: KernelGroup) -> Iterator[str]:

@@ -23,6 +23,11 @@ BINS = 1 << DIGIT_BITS
 """Digits of that many bits."""
 
 
+def sums_nbytes(workgroup: int, groups: int) -> int:
+    """Of workgroup memory, for sums over the invocations of each of a workgroup's groups."""
+    return (2 * workgroup + groups) * 4
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How a workgroup orders up to ``size`` elements.
@@ -48,7 +53,7 @@ class Tile:
     @property
     def nbytes(self) -> int:
         """Of workgroup memory, the sums over invocations included."""
-        return (self.words + 2 * self.workgroup + 1) * 4
+        return self.words * 4 + sums_nbytes(self.workgroup, 1)
 
     def fits(self, target: Target) -> bool:
         """Whether a workgroup may be so large."""

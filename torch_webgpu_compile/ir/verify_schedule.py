@@ -31,6 +31,7 @@ from .graph import (
     buffers_of,
 )
 from .nodes import Contraction, Scatter
+from .renaming import twins_of
 from .rows import choose_row_strategy, joint_nbytes
 from .scalar import loads_of
 from .transposition import find_transposition
@@ -80,6 +81,8 @@ def _within_limits(
         limit = target.max_storage_buffers
         require(count <= limit, title, f"at most {limit} bindings, not {count}")
     if isinstance(group, JointGroup):
+        are_alike = not group.are_alike or twins_of(group.groups, graph.buffers) is not None
+        require(are_alike, title, "parts that differ in the names of buffers only")
         rows = [part for part in group.groups if isinstance(part, RowGroup)]
         strategies = [choose_row_strategy(part, graph.buffers, target) for part in rows]
         nbytes, limit = joint_nbytes(strategies, target), target.max_workgroup_nbytes

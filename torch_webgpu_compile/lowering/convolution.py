@@ -6,222 +6,31 @@ is [C, O/groups, *kernel].
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.depthwise_nodes import (
-    DepthwiseConvolution,
-    DepthwiseWeightGradient,
-    Windows,
-    tiled_windows,
-)
+from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
 from ..ir.nodes import Contraction
-from ..ir.scalar import Index, Scalar, apply, cast, const
+from ..ir.scalar import cast
 from ..ir.spaces import iteration_symbols
-from ..symbolic.sizes import (
-    ONE,
-    ZERO,
-    Expr,
-    IntLike,
-    as_expr,
-    ceildiv,
-    contiguous_strides,
-    delinearize,
-    is_less,
-    is_nonnegative,
-    linearize,
-    magnitude,
-    product,
-)
-from .builder import Builder, masked
+from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr
+from .builder import Builder
+from .convolution_geometry import Geometry, axes_of, contraction_of
 from .matmul import add_scaled
 from .promotion import compute_dtype
 from .reductions import converted, summed
 from .registry import NotLowered, lowers
+from .transposed_convolution import by_taps, in_phases, makes_few_channels, phases_of
 from .value import Value, channelwise, has_no_elements, positions, zeros
 
 aten = torch.ops.aten
 
-# From this many output positions per image on, an image is a batch of the contraction: its columns
-# are then contiguous in memory. Below it, images share the columns so that tiles are full.
-BATCHED_POSITIONS = 256
-
-# Channels of a result of which a tile of a contraction is mostly empty; how many times as many each
-# is made of, at least, where what taps add to it is stored, and how many times as much as what is
-# read that may be. On an H200 the gradient of 16 × 3 × 224² images by 64 filters of 7 × 7, with
-# strides of 2, takes 7.2 ms with a row for each channel, 0.25 with a row for each tap of one.
-_FEW_CHANNELS, _LEAST_OF_CHANNELS, _MOST_STORED = 8, 4, 8
-
 # Input channels of a group that a depthwise convolution's kernel goes through one by one.
 _MOST_DEPTH = 8
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The hyperparameters of a convolution, one entry per space dimension."""
-
-    stride: tuple[Expr, ...]
-    padding: tuple[Expr, ...]
-    dilation: tuple[Expr, ...]
-    groups: int
-    transposed: bool
-
-    @staticmethod
-    def of(rank: int, *lists: Sequence[IntLike], groups: int, transposed: bool) -> Geometry:
-        """ATen's stride, padding and dilation, where a list of one entry is for all dimensions."""
-
-        def full(values: Sequence[IntLike]) -> tuple[Expr, ...]:
-            entries = [as_expr(v) for v in values]
-            return tuple(entries * rank if len(entries) == 1 else entries)
-
-        stride, padding, dilation = map(full, lists)
-        return Geometry(stride, padding, dilation, int(groups), bool(transposed))
-
-    def tiled(self, kernel: Sequence[Expr]) -> Windows | None:
-        """Its windows, if a kernel that keeps tiles of images can go through them."""
-        return tiled_windows(kernel, self.stride, self.padding, self.dilation, self.transposed)
-
-    def window(
-        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
-    ) -> Scalar:
-        """What the result at ``at`` reads for the tap ``kernel``, 0 outside of the value."""
-        read = self.read_transposed if self.transposed else self.read
-        return read(value, lead, at, kernel)
-
-    def read(
-        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
-    ) -> Scalar:
-        """value[lead, at·stride − padding + kernel·dilation], 0 outside of it."""
-        index, conditions = list(lead), []
-        for k, (o, t) in enumerate(zip(at, kernel, strict=True)):
-            position = o * self.stride[k] - self.padding[k] + t * self.dilation[k]
-            conditions += in_range(position, value.sizes[len(lead) + k])
-            index.append(position)
-        return masked(all_of(conditions), value.at(index), 0)
-
-    def read_transposed(
-        self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
-    ) -> Scalar:
-        """value[lead, (at + padding − kernel·dilation) / stride] where that is whole, else 0."""
-        index, conditions = list(lead), []
-        for k, (o, t) in enumerate(zip(at, kernel, strict=True)):
-            shifted = o + self.padding[k] - t * self.dilation[k]
-            position = shifted // self.stride[k]
-            if self.stride[k] is not ONE:
-                remainder = Index(shifted % self.stride[k])
-                conditions.append(apply("eq", remainder, 0))
-            conditions += in_range(position, value.sizes[len(lead) + k])
-            index.append(position)
-        return masked(all_of(conditions), value.at(index), 0)
-
-
-def in_range(position: Expr, size: Expr) -> list[Scalar]:
-    """Conditions for 0 ≤ position < size that are not always true."""
-    conditions = []
-    if not is_nonnegative(position):
-        conditions.append(Index(position) >= 0)
-    if not is_less(position, size):
-        conditions.append(Index(position) < Index(size))
-    return conditions
-
-
-def all_of(conditions: Sequence[Scalar]) -> Scalar:
-    """The conjunction; True of none."""
-    total: Scalar = const(True, dtypes.bool_)
-    for k, condition in enumerate(conditions):
-        total = condition if k == 0 else total & condition
-    return total
-
-
-def _is_batched(positions_per_image: Expr) -> bool:
-    count = magnitude(positions_per_image)
-    return count is None or count >= BATCHED_POSITIONS
-
-
-@dataclass(frozen=True)
-class _Axes:
-    """How (image, phases, group, column space) map to a contraction's symbols."""
-
-    batch: tuple[Expr, ...]
-    columns: tuple[Expr, ...]
-    image: Expr
-    phases: tuple[Expr, ...]
-    group: Expr
-    space: tuple[Expr, ...]
-
-
-def _axes(images: Expr, groups: int, space: Sequence[Expr], phases: Sequence[Expr] = ()) -> _Axes:
-    in_batch = images is not ONE and _is_batched(product(space))
-    loops = (images if in_batch else ONE, *phases, as_expr(groups))
-    batch = tuple(size for size in loops if size is not ONE)
-    used = iter(positions(batch, "b"))
-    image, *symbols, group = (ZERO if size is ONE else next(used) for size in loops)
-    lead = [] if in_batch or images is ONE else [images]
-    columns = (*lead, *space)
-    column_symbols = list(positions(columns, "n"))
-    if lead:
-        image = column_symbols.pop(0)
-    return _Axes(batch, columns, image, tuple(symbols), group, tuple(column_symbols))
-
-
-@dataclass(frozen=True)
-class _Phases:
-    """A dimension of a transposed convolution, whose results are in groups by the taps they read.
-
-    Result y reads tap t at (y + padding − t·dilation) / stride, where that is whole. That depends
-    on y modulo the stride: there is a first tap, which numbers the group, and every ``stride``-th
-    from it. Where the kernel has fewer taps than the stride, the other results read nothing.
-
-    Attributes:
-        kernel: the number of taps.
-        count: of groups.
-        taps: of a group, at most.
-        size: results of a group.
-    """
-
-    stride: int
-    padding: int
-    dilation: int
-    kernel: int
-    count: int
-    taps: int
-    size: Expr
-
-    @staticmethod
-    def of(geometry: Geometry, k: int, kernel: Expr, size: Expr) -> _Phases | None:
-        """Those of dimension ``k``; None where they are not known, or taps are in several groups.
-
-        Args:
-            size: of the result.
-        """
-        given = geometry.stride[k], geometry.padding[k], geometry.dilation[k], kernel
-        if not all(value.is_constant for value in given):
-            return None
-        stride, padding, dilation, taps = map(int, given)
-        if math.gcd(stride, dilation) > 1:
-            return None
-        count, most = min(stride, taps), -(-taps // stride)
-        return _Phases(stride, padding, dilation, taps, count, most, ceildiv(size, stride))
-
-    def tap(self, group: Expr, number: Expr) -> Expr:
-        """The number of a group's tap among all; those from ``kernel`` on do not exist."""
-        return group + number * self.stride
-
-    def read(self, group: Expr, position: Expr, number: Expr) -> Expr:
-        """Where a group's result reads for one of its taps, perhaps outside."""
-        skipped = (group * self.dilation - self.padding) // self.stride
-        return position - skipped - number * self.dilation
-
-    def place(self, result: Expr) -> tuple[Expr, Expr]:
-        """The group of a result, and the position there; groups from ``count`` on do not exist."""
-        inverse = pow(self.dilation, -1, self.stride)
-        group = (result + self.padding) % self.stride * inverse % self.stride
-        return group, result // self.stride
 
 
 def convolve(
@@ -248,12 +57,12 @@ def convolve(
         return _depthwise(builder, input, weight, geometry, windows, sizes, dtype, name)
     if not dtype.is_float or (geometry.groups > 1 and in_channels is ONE):
         return _reduced(builder, input, weight, geometry, sizes, dtype, name)
-    phases = _phases(geometry, kernel, space) if geometry.transposed else ()
-    if phases and geometry.groups == 1 and _makes_few_channels(input, sizes[1], kernel):
-        return _by_taps(builder, input, weight, phases, sizes, dtype, name)
+    phases = phases_of(geometry, kernel, space) if geometry.transposed else ()
+    if phases and geometry.groups == 1 and makes_few_channels(input, sizes[1], kernel):
+        return by_taps(builder, input, weight, phases, sizes, dtype, name)
     if phases and any(step is not ONE for step in geometry.stride):
-        return _in_phases(builder, input, weight, geometry, phases, sizes, dtype, name)
-    axes = _axes(images, geometry.groups, space)
+        return in_phases(builder, input, weight, geometry, phases, sizes, dtype, name)
+    axes = axes_of(images, geometry.groups, space)
     (row,) = positions((out_channels,), "m")
     channel, *taps = positions(inner, "k")
     in_channel = axes.group * in_channels + channel
@@ -261,149 +70,8 @@ def convolve(
     channels = [in_channel, row] if geometry.transposed else [out_channel, channel]
     lhs = weight.at([*channels, *taps])
     rhs = geometry.window(input, [axes.image, in_channel], axes.space, taps)
-    node = _contraction(axes, out_channels, inner, lhs, rhs, dtype, out_channel)
+    node = contraction_of(axes, out_channels, inner, lhs, rhs, dtype, out_channel)
     return builder.contract(dtype, sizes, node, name=name)
-
-
-def _contraction(
-    axes: _Axes,
-    rows: Expr,
-    inner: tuple[Expr, ...],
-    weight: Scalar,
-    window: Scalar,
-    dtype: DType,
-    channel: Expr,
-) -> Contraction:
-    """The products of a weight's and a window's elements, summed into a channel of the result."""
-    wide = compute_dtype(dtype)
-    return Contraction(
-        output="",
-        batch=axes.batch,
-        rows=(rows,),
-        columns=axes.columns,
-        inner=inner,
-        lhs=cast(weight, wide),
-        rhs=cast(window, wide),
-        index=(axes.image, channel, *axes.space),
-    )
-
-
-def _phases(geometry: Geometry, kernel: Sequence[Expr], space: Sequence[Expr]) -> Sequence[_Phases]:
-    """Those of each dimension of a transposed convolution; none where one has none."""
-    dims = enumerate(zip(kernel, space, strict=True))
-    found = [_Phases.of(geometry, k, taps, size) for k, (taps, size) in dims]
-    known = [phases for phases in found if phases is not None]
-    return known if len(known) == len(found) else ()
-
-
-def _makes_few_channels(input: Value, channels: Expr, kernel: Sequence[Expr]) -> bool:
-    """Whether a convolution's result has few channels, each made of many, for windows that fit.
-
-    ``kernel``: its taps, whose products with all of a channel's weights are to be stored.
-    """
-    made, read = magnitude(channels), magnitude(input.sizes[1])
-    taps = product(kernel)
-    if made is None or read is None or not taps.is_constant:
-        return False
-    is_worth = int(taps) > 1 and _LEAST_OF_CHANNELS * made <= read
-    return made <= _FEW_CHANNELS and is_worth and made * int(taps) <= _MOST_STORED * read
-
-
-def _by_taps(
-    builder: Builder,
-    input: Value,
-    weight: Value,
-    phases: Sequence[_Phases],
-    sizes: tuple[Expr, ...],
-    dtype: DType,
-    name: str,
-) -> Value:
-    """A transposed convolution that makes few channels: what each tap adds, then their sums.
-
-    A contraction over channels alone has a row for each tap of each channel, and plain matrices as
-    operands. With channels as rows, tiles would be mostly empty.
-    """
-    images, out_channels = sizes[:2]
-    kernel = weight.sizes[2:]
-    read_space = input.sizes[2:]
-    rows = (out_channels, *kernel)
-    axes = _axes(images, 1, read_space)
-    (channel,) = positions((input.sizes[1],), "k")
-    (row,) = positions((product(rows),), "m")
-    strides = contiguous_strides(rows)
-    lhs = weight.at([channel, *delinearize(row, rows)])
-    rhs = input.at([axes.image, channel, *axes.space])
-    node = _contraction(axes, product(rows), (input.sizes[1],), lhs, rhs, dtype, row)
-    wide = compute_dtype(dtype)
-    stored = (images, product(rows), *read_space)
-    name_of_taps = f"{name}_taps" if name else "taps"
-    products = builder.contract(wide, stored, node, name=name_of_taps)
-    image, out_channel, *results = positions(sizes)
-    numbers = positions([as_expr(found.taps) for found in phases], "r")
-    taps, at = [], []
-    inside: list[Scalar] = []
-    for found, result, number, size in zip(phases, results, numbers, read_space, strict=True):
-        group, position = found.place(result)
-        taps.append(found.tap(group, number))
-        at.append(found.read(group, position, number))
-        inside += in_range(taps[-1], as_expr(found.kernel))
-        inside += in_range(at[-1], size)
-    value = products.at([image, linearize((out_channel, *taps), strides), *at])
-    body = masked(all_of(inside), value, 0)
-    summed_sizes = [as_expr(found.taps) for found in phases]
-    return converted(builder, builder.reduce("sum", body, sizes, summed_sizes, name=name), dtype)
-
-
-def _in_phases(
-    builder: Builder,
-    input: Value,
-    weight: Value,
-    geometry: Geometry,
-    phases: Sequence[_Phases],
-    sizes: tuple[Expr, ...],
-    dtype: DType,
-    name: str,
-) -> Value:
-    """A transposed convolution with strides, without the products of taps that read nothing.
-
-    Those are three of four with a stride of two in both dimensions of an image. The results of each
-    group of `_Phases` lie side by side, as channels of their own, and are put in order by what
-    reads them.
-    """
-    images, all_channels = sizes[:2]
-    in_channels = input.sizes[1] // geometry.groups
-    out_channels = all_channels // geometry.groups
-    counts = [as_expr(found.count) for found in phases]
-    axes = _axes(images, geometry.groups, [found.size for found in phases], counts)
-    inner = (in_channels, *(as_expr(found.taps) for found in phases))
-    (row,) = positions((out_channels,), "m")
-    channel, *numbers = positions(inner, "k")
-    in_channel = axes.group * in_channels + channel
-    taps, at = [], []
-    exist: list[Scalar] = []
-    inside: list[Scalar] = []
-    for k, found in enumerate(phases):
-        taps.append(found.tap(axes.phases[k], numbers[k]))
-        at.append(found.read(axes.phases[k], axes.space[k], numbers[k]))
-        exist += in_range(taps[k], as_expr(found.kernel))
-        inside += in_range(at[k], input.sizes[2 + k])
-    inside += exist
-    lhs = masked(all_of(exist), weight.at([in_channel, row, *taps]), 0)
-    rhs = masked(all_of(inside), input.at([axes.image, in_channel, *at]), 0)
-    strides = contiguous_strides((*counts, all_channels))
-    group = linearize((*axes.phases, axes.group * out_channels + row), strides)
-    node = _contraction(axes, out_channels, inner, lhs, rhs, dtype, group)
-    grouped = (images, product((*counts, all_channels)), *(found.size for found in phases))
-    together = builder.contract(dtype, grouped, node, name=f"{name}_phases" if name else "phases")
-    image, out_channel, *results = positions(sizes)
-    numbers, at, exist = [], [], []
-    for found, result in zip(phases, results, strict=True):
-        number, position = found.place(result)
-        numbers.append(number)
-        at.append(position)
-        exist += in_range(number, as_expr(found.count))
-    value = together.at([image, linearize((*numbers, out_channel), strides), *at])
-    return builder.pointwise(masked(all_of(exist), value, 0), sizes, name=name)
 
 
 def _is_depthwise(groups: int, read: Expr, made: Expr, dtype: DType) -> bool:

@@ -12,13 +12,14 @@ import torch
 
 from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
-from ..symbolic.sizes import Expr, IntLike, upper_bound
+from ..symbolic.sizes import Expr, IntLike
 from .builder import Builder, masked
 from .index_checks import data_index
 from .promotion import compute_dtype
 from .registry import NotLowered, lowers
+from .scatter_reductions import are_few
 from .scattering import scatter
-from .sorting import LONGEST_ROW, binary_search
+from .sorting import binary_search
 from .value import Value, positions, zeros
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def _bags(builder: Builder, offsets: Value, count: Expr, bags: Expr | None = Non
     def starts(position: Scalar) -> Scalar:
         return cast(offsets.at([position]), dtypes.int64) <= Index(at)
 
-    body = binary_search(starts, Index(bags), bags) - 1
+    body = binary_search(starts, bags) - 1
     return builder.pointwise(body, (count,), name="bags")
 
 
@@ -133,8 +134,7 @@ def _maximum(
 ) -> tuple[Value, Value]:
     """(maxima, the rows that they are from); both 0 for empty bags."""
     count = indices.sizes[0]
-    most = upper_bound(count)
-    if most is None or most > LONGEST_ROW:
+    if not are_few(count):
         raise NotLowered(f"the maximum over bags of {count} samples")
     dtype = compute_dtype(out.dtype)
     bag, column = positions(out.sizes)

@@ -10,10 +10,9 @@ from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
-from .convolution import all_of, in_range
 from .registry import lowers
 from .symbols import literal
-from .value import Value, positions, unsqueeze, zeros
+from .value import Value, all_of, in_range, positions, unsqueeze, zeros
 from .views import slice_start, wrapped
 
 aten = torch.ops.aten

@@ -18,12 +18,11 @@ from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, ceildiv, contiguous_strides, product
 from .builder import Builder, masked
-from .convolution import all_of, in_range
 from .promotion import compute_dtype, rounded_to
 from .reductions import converted, count_scalar
 from .registry import LoweringFunction, NotLowered, lowers
 from .scattering import scatter
-from .value import IndexLike, Value, has_no_elements, positions, reshape, zeros
+from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions, reshape, zeros
 
 aten = torch.ops.aten
 Window = tuple[Expr, ...]

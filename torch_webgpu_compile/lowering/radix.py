@@ -36,9 +36,8 @@ from ..ir.spaces import iteration_symbols
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, maximum, upper_bound
 from ..target import Target
 from .builder import Builder
-from .convolution import all_of
 from .sort_keys import KeyWord, key_words
-from .value import IndexLike, Value, has_no_elements, positions, slice_dim, zeros
+from .value import IndexLike, Value, all_of, has_no_elements, positions, slice_dim, zeros
 
 Payloads = Callable[[Scalar], Sequence[Scalar]]
 """Scalars over the rows for an element by its position there, an int64."""

@@ -17,13 +17,12 @@ from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, magnitude, upper_bound
 from .builder import Builder, masked
-from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
 from .reductions import converted
 from .registry import lowers
-from .value import Value, expand, positions, reshape, zeros
+from .value import Value, all_of, expand, in_range, positions, reshape, zeros
 
 aten = torch.ops.aten
 

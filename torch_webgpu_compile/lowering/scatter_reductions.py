@@ -24,15 +24,14 @@ from ..symbolic.sizes import (
     upper_bound,
 )
 from .builder import Builder, as_value, masked
-from .convolution import all_of, in_range
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
 from .scattering import scatter
-from .sorting import LONGEST_ROW, binary_search, sort_along
-from .value import IndexLike, Value, positions, reshape, zeros
+from .sorting import binary_search, sort_along
+from .value import IndexLike, Value, all_of, in_range, positions, reshape, zeros
 from .views import require_whole_storage
 
 aten = torch.ops.aten
@@ -47,6 +46,16 @@ _KINDS = {
     "amin": "minimum",
 }
 _COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
+
+
+# n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
+_FEW = 4096
+
+
+def are_few(count: Expr) -> bool:
+    """Whether each result is compared with all of so many indices, rather than these sorted."""
+    most = upper_bound(count)
+    return most is not None and most <= _FEW
 
 
 def scatter_reduce(
@@ -69,8 +78,7 @@ def scatter_reduce(
         if reduce == "mean":
             raise NotLowered("a mean of bools")
         dtype = dtypes.int32  # sums of 0 and 1, and which of them is the larger
-    most = upper_bound(count)
-    if most is not None and most <= LONGEST_ROW:
+    if are_few(count):
         total, hits = _compared(builder, value, dim, index, source, kind, dtype)
     else:
         total, hits = _of_sorted(builder, value, dim, index, source, kind, dtype)
@@ -124,9 +132,9 @@ def _of_sorted(
         return found.at([*here[:dim], position, *here[dim + 1 :]])
 
     inside = _inside(here, index, dim)
-    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, Index(count), count), 0)
+    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, count), 0)
     end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, Index(count), count), 0)
+    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, count), 0)
     start = builder.pointwise(starts, value.sizes, name="start")
     last = apply("maximum", end.body - 1, 0)
     total = masked(inside, row(scanned, last), neutral(kind, dtype))

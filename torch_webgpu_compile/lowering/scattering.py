@@ -28,13 +28,12 @@ from ..symbolic.sizes import (
     upper_bound,
 )
 from .builder import Builder, masked
-from .convolution import all_of, in_range
 from .pointwise import plus
 from .reductions import converted
 from .registry import NotLowered
 from .scans import inclusive_scan
 from .sorting import binary_search, sort_last
-from .value import IndexLike, Value, has_no_elements, positions
+from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions
 
 # A reduction compares every update with every element that it may change: 2^28 comparisons are
 # 10 ms on a large GPU, and about what a host needs for copies both ways of that much data.
@@ -326,7 +325,7 @@ class _Sorted:
         def not_after(position: Scalar) -> Scalar:
             return self._in_row(self.keys, here, position) <= mine
 
-        last = binary_search(not_after, Index(self.count), self.count) - 1
+        last = binary_search(not_after, self.count) - 1
         safe = apply("maximum", last, 0)
         is_mine = apply("eq", self._in_row(self.keys, here, safe), mine)
         is_mine &= last >= 0

@@ -23,9 +23,6 @@ from .value import IndexLike, Value, broadcast_index, permute, positions, reshap
 
 aten = torch.ops.aten
 
-# n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
-LONGEST_ROW = 4096
-
 
 def _last(value: Value, dim: int) -> Value:
     """``dim`` moved to the end."""
@@ -233,21 +230,17 @@ def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
     return less | nan
 
 
-def binary_search(
-    comes_first: Callable[[Scalar], Scalar], count: Scalar, most: Expr | None = None
-) -> Scalar:
+def binary_search(comes_first: Callable[[Scalar], Scalar], count: Expr) -> Scalar:
     """How many of ``count`` elements satisfy ``comes_first``, which those up to some place do.
 
-    Args:
-        comes_first: of a position in [0, count), an int64.
-        count: an int64, at most ``most``.
+    ``comes_first`` is a function of a position in [0, count), an int64.
     """
-    high = None if most is None else upper_bound(most)
+    high = upper_bound(count)
     found: Scalar = const(0, dtypes.int64)
     for bit in reversed(range(31 if high is None else high.bit_length())):
         tried = found + (1 << bit)
         last = tried - 1
-        fits = tried <= count
+        fits = tried <= Index(count)
         safe = where(fits, last, 0)
         taken = fits & comes_first(safe)
         found = where(taken, tried, found)
@@ -285,7 +278,7 @@ def count_before(
         hits = cast(comes_first(r), dtypes.int32)
         total = builder.reduce("sum", hits, value.sizes, (count,), name="count").body
     else:
-        total = binary_search(comes_first, Index(count), count)
+        total = binary_search(comes_first, count)
     return builder.pointwise(cast(total, out.dtype), value.sizes)
 
 

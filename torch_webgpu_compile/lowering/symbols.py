@@ -68,17 +68,15 @@ def _symbol_range(expr: sympy.Symbol, node: Any) -> tuple[int, int | None, int |
     The least is 2 for a size that ShapeEnv has specialised away from 0 and 1. A number of the
     caller's of which nothing is known may be any int64.
     """
-    name, env = str(expr), getattr(node, "shape_env", None)
-    ranges = getattr(env, "var_to_range", None)
-    if ranges is not None:
-        for key, bounds in ranges.items():
-            if str(key) == name:
-                lower = max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
-                most = int(bounds.upper) if bounds.upper.is_Integer else None
-                if most is not None and most < LARGEST_SIZE:
-                    return lower, most, None
-                return lower, None, _usual(key, env) if lower >= 0 else None
-    return 2 if name.startswith("s") else 0, None, None
+    env = getattr(node, "shape_env", None)
+    bounds = getattr(env, "var_to_range", {}).get(expr)
+    if bounds is None:
+        return 2 if str(expr).startswith("s") else 0, None, None
+    lower = max(INT64[0], int(bounds.lower)) if bounds.lower.is_Integer else INT64[0]
+    most = int(bounds.upper) if bounds.upper.is_Integer else None
+    if most is not None and most < LARGEST_SIZE:
+        return lower, most, None
+    return lower, None, _usual(expr, env) if lower >= 0 else None
 
 
 def _usual(name: sympy.Symbol, env: Any) -> int | None:

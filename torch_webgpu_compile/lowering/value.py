@@ -24,6 +24,8 @@ from ..symbolic.sizes import (
     contiguous_strides,
     delinearize,
     floordiv,
+    is_less,
+    is_nonnegative,
     linearize,
     mod,
     product,
@@ -234,3 +236,21 @@ def element(value: Value, flat: Expr) -> Scalar:
         for k, (size, stride) in enumerate(zip(value.sizes, strides, strict=True))
     ]
     return value.at(index)
+
+
+def in_range(position: Expr, size: Expr) -> list[Scalar]:
+    """Conditions for 0 ≤ position < size that are not always true."""
+    conditions = []
+    if not is_nonnegative(position):
+        conditions.append(Index(position) >= 0)
+    if not is_less(position, size):
+        conditions.append(Index(position) < Index(size))
+    return conditions
+
+
+def all_of(conditions: Sequence[Scalar]) -> Scalar:
+    """The conjunction; True of none."""
+    total: Scalar = const(True, dtypes.bool_)
+    for k, condition in enumerate(conditions):
+        total = condition if k == 0 else total & condition
+    return total

@@ -141,11 +141,6 @@ class GpuBuffer:
         """The part from ``offset_nbytes``, a multiple of `BINDING_ALIGNMENT`, to the end."""
         return BufferSlice(self, offset_nbytes)
 
-    @property
-    def is_released(self) -> bool:
-        """Whether the memory went back to the pool."""
-        return self._loan is None
-
     def release(self) -> None:
         """Returns the memory to the pool; later uses raise. Submitted work is not affected."""
         loan, append = self._loan, self._pool.returned.append
@@ -190,11 +185,6 @@ class LostBuffer(GpuBuffer):
     def memory(self) -> GpuBuffer:
         """Raises what every use raises."""
         raise self.error()
-
-    @property
-    def is_released(self) -> bool:
-        """True: the memory is gone."""
-        return True
 
     def release(self) -> None:
         """Nothing is left to return."""

@@ -45,6 +45,16 @@ class Reclaimable(Protocol):
         """Drops what is not in use."""
 
 
+def unless_held(lock: threading.RLock, *drop: Callable[[], object]) -> None:
+    """Drops what a lock protects, unless another thread has it: what is in use is left alone."""
+    if lock.acquire(blocking=False):
+        try:
+            for each in drop:
+                each()
+        finally:
+            lock.release()
+
+
 class Holder(Protocol):
     """Holds GPU memory."""
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +23,12 @@ from ..errors import DeviceError
 from ..plan.model import STATUS, HostStep, Plan
 from ..plan.recent import Recent
 from .buffers import AnyBuffer, GpuBuffer, Serial
-from .device import Device
+from .device import Device, unless_held
 from .interface import Handle
 from .launcher import Launcher, Preparation
-from .program import Segment, Users, build_segments, rebind
+from .program import Segment
 from .sections import Section, divide
-from .sized import HostCommand, SizedDispatch, SizedPlan, SlicedKernel, size_plan
+from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
 
 RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
 """(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
@@ -58,6 +57,7 @@ class Executor:
         preparation: computes the plan's prepared buffers; None when it has none.
         changed: the inputs that the plan writes where they are.
         checks_indices: whether kernels of the plan may report an index that is out of range.
+        groups: the bind groups in use.
 
     Raises:
         ShaderError: a kernel does not compile.
@@ -95,9 +95,11 @@ class Executor:
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
         self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
-        self._own_memory = Recent[tuple[Any, ...], _OwnMemory](max_programs)
+        self._own_memory = Recent[tuple[Any, ...], tuple[Launcher, dict[str, GpuBuffer]]](
+            max_programs
+        )
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
-        self._groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
+        self.groups: weakref.WeakValueDictionary[tuple[Serial, ...], Handle] = (
             weakref.WeakValueDictionary()
         )
         self._parameters: weakref.WeakValueDictionary[bytes, GpuBuffer] = (
@@ -137,10 +139,11 @@ class Executor:
         externals = _NOTHING if externals is None else externals
         key = (*sizes.items(), *externals)
         with self.lock:
-            own = self._own_memory.find(key)
-            if own is None:
-                own = self._own_memory.keep(key, self._own(sizes, externals))
-            bound = BoundPlan(self, own, externals)
+            found = self._own_memory.find(key)
+            if found is None:
+                found = self._own_memory.keep(key, self._own(sizes, externals))
+            launcher, own = found
+            bound = BoundPlan(self, launcher, {**own, **externals})
             bound.segments()  # raises what there is to raise
         return bound
 
@@ -217,7 +220,10 @@ class Executor:
             self._sized_plans.keep(key, sized)
         return sized
 
-    def _own(self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]) -> _OwnMemory:
+    def _own(
+        self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]
+    ) -> tuple[Launcher, dict[str, GpuBuffer]]:
+        """What runs the plan, and the executor's memory, by name, for all that is not given."""
         launcher = self._launcher(self._sized(sizes))
         for name in externals:
             if name not in self.plan.buffers:
@@ -228,50 +234,7 @@ class Executor:
                     f"plan {self.plan.name} needs its prepared buffer {name}; give bind() what "
                     "prepared() returns"
                 )
-        names = launcher.sized.names[: len(launcher.names) + len(launcher.prepared)]
-        own = self._intermediates(launcher.sized, externals)
-        places = {name: place for place, name in enumerate(names)}
-        return _OwnMemory(
-            launcher,
-            [own.get(name) for name in names],
-            tuple(places[name] for name in externals),
-            {**own, **self._constants},
-        )
-
-    def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]:
-        """The commands of a sized plan on memory for all its `names`; raises as `bind` does."""
-        for buffer, nbytes in zip(buffers, sized.nbytes, strict=True):
-            if buffer.capacity < nbytes:
-                self._refuse(sized, buffers)
-        # A plan of one step has nothing to share: its programs tell its bind groups apart.
-        groups = self._groups if len(sized.steps) > 1 else {}
-        return build_segments(self.plan.name, sized, buffers, groups)
-
-    def rebuild(
-        self,
-        sized: SizedPlan,
-        buffers: Sequence[AnyBuffer],
-        recordings: Sequence[Segment],
-        users: Users,
-        changed: Sequence[int],
-    ) -> list[Segment]:
-        """What `build` gives, made of what it gave for memory that differs at these positions."""
-        for position in changed:
-            if buffers[position].capacity < sized.nbytes[position]:
-                self._refuse(sized, buffers)
-        return rebind(recordings, users, changed, sized, buffers, self._groups)
-
-    def _refuse(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> NoReturn:
-        """Names the buffer that is too small."""
-        name, nbytes, buffer = next(
-            entry
-            for entry in zip(sized.names, sized.nbytes, buffers, strict=True)
-            if entry[2].capacity < entry[1]
-        )
-        raise DeviceError(
-            f"plan {self.plan.name}: buffer {name} needs {nbytes} bytes, the one given has "
-            f"{buffer.nbytes}; check the sizes given to bind()"
-        )
+        return launcher, self._constants | self._intermediates(launcher.sized, externals)
 
     def _intermediates(
         self, sized: SizedPlan, given: Mapping[str, AnyBuffer]
@@ -302,13 +265,8 @@ class Executor:
 
     def reclaim(self) -> None:
         """Drops what was resolved and the executor's buffers; bound plans in use keep theirs."""
-        if self.lock.acquire(blocking=False):  # another thread is calling it: leave it alone
-            try:
-                self._own_memory.clear()
-                self._sized_plans.clear()
-                self._owned.clear()
-            finally:
-                self.lock.release()
+        made = self._own_memory, self._sized_plans, self._owned
+        unless_held(self.lock, *(known.clear for known in made))
 
     def run_host_step(
         self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
@@ -337,68 +295,39 @@ class Executor:
             self.device.upload(memory[name], result)
 
 
-@dataclass(slots=True)
-class _OwnMemory:
-    """A plan at some sizes, with the executor's memory for what a caller does not give.
-
-    Attributes:
-        buffers: for the launcher's names and prepared buffers; None where the caller gives some.
-        given: the places of these, in the caller's order.
-        by_name: the executor's own.
-    """
-
-    launcher: Launcher
-    buffers: list[AnyBuffer | None]
-    given: tuple[int, ...]
-    by_name: dict[str, GpuBuffer]
-
-
 class BoundPlan:
     """A plan with sizes and memory. Keeps the caller's buffers alive while it is held.
 
     Attributes:
         executor: whose plan this is.
+        memory: of all plan buffers, by name.
         sizes: values of the plan's size symbols.
         dispatch_count: dispatches per replay (those with an empty grid are not made).
     """
 
-    __slots__ = ("_buffers", "_externals", "_launcher", "_own", "dispatch_count", "executor")
+    __slots__ = ("_buffers", "_launcher", "dispatch_count", "executor", "memory")
 
     def __init__(
-        self, executor: Executor, own: _OwnMemory, externals: Mapping[str, AnyBuffer]
+        self, executor: Executor, launcher: Launcher, memory: Mapping[str, AnyBuffer]
     ) -> None:
         self.executor = executor
-        self._launcher = own.launcher
-        self._own = own.by_name
-        self._externals = dict(externals)
-        self._buffers: list[Any] = own.buffers[:]
-        for place, buffer in zip(own.given, externals.values(), strict=True):
-            self._buffers[place] = buffer
-        self.dispatch_count = own.launcher.dispatch_count
+        self._launcher = launcher
+        self.memory = memory
+        self._buffers = [memory[name] for name in (*launcher.names, *launcher.prepared)]
+        self.dispatch_count = launcher.dispatch_count
 
     @property
     def sizes(self) -> dict[str, int]:
         """See the class."""
         return self._launcher.sized.sizes
 
-    @property
-    def dispatch_steps(self) -> list[int]:
-        """For each dispatch made, its index among the plan's `Dispatch` steps."""
-        steps = self._launcher.sized.steps
-        return [step.index for step in steps if isinstance(step, SizedDispatch)]
-
     def segments(self) -> Sequence[Segment]:
         """What `replay` records, and the host steps that it runs, in order."""
         return self._launcher.segments(self._buffers)
 
-    def run_host_step(self, command: HostCommand) -> None:
-        """Runs one of the `segments`."""
-        self.executor.run_host_step(command, self._launcher.memory(self._buffers), self.sizes)
-
     def buffer(self, name: str) -> AnyBuffer:
         """The memory of a plan buffer: the caller's own where it was given to `Executor.bind`."""
-        given = self._externals.get(name)
-        return given if given is not None else self._own[name]
+        return self.memory[name]
 
     def replay(self) -> None:
         """Records the plan's commands (see `CommandQueue`). Waits only for host steps.

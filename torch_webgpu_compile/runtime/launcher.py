@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
@@ -17,8 +17,9 @@ from ..counters import counters
 from ..errors import DeviceError, SharedMemoryError
 from ..plan.model import Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
-from .device import Device
-from .program import Segment, Users, users_of
+from .device import Device, unless_held
+from .interface import Handle
+from .program import Segment, Users, build_segments, rebind, users_of
 from .sized import HostCommand, Place, SizedDispatch, SizedPlan
 from .status import Reports
 
@@ -44,16 +45,9 @@ class PlanExecutor(Protocol):
     def preparation(self) -> Preparation | None: ...
     @property
     def most_bindings(self) -> int: ...
+    @property
+    def groups(self) -> MutableMapping[tuple[Serial, ...], Handle]: ...
     def launcher(self) -> Launcher: ...
-    def build(self, sized: SizedPlan, buffers: Sequence[AnyBuffer]) -> list[Segment]: ...
-    def rebuild(
-        self,
-        sized: SizedPlan,
-        buffers: Sequence[AnyBuffer],
-        recordings: Sequence[Segment],
-        users: Users,
-        changed: Sequence[int],
-    ) -> list[Segment]: ...
     def run_host_step(
         self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
     ) -> None: ...
@@ -138,11 +132,7 @@ class Launcher:
 
     def reclaim(self) -> None:
         """Drops the bind groups, which keep memory from being freed (`Device.empty_cache`)."""
-        if self._executor.lock.acquire(blocking=False):  # else it is in use: leave it alone
-            try:
-                self._known.clear()
-            finally:
-                self._executor.lock.release()
+        unless_held(self._executor.lock, self._known.clear)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -181,7 +171,8 @@ class Launcher:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
             for segment in segments:
                 if isinstance(segment, HostCommand):
-                    self._executor.run_host_step(segment, self.memory(buffers), self.sized.sizes)
+                    memory = self.constants | dict(zip(self.sized.names, buffers, strict=False))
+                    self._executor.run_host_step(segment, memory, self.sized.sizes)
                 else:
                     self._record(segment)
         finally:
@@ -191,10 +182,6 @@ class Launcher:
         """What `run` records, and the host steps that it runs, in order. Raises as `run` does."""
         reports = None if self._status is None else self._status.own()
         return self._segments(buffers, reports, may_share=True)
-
-    def memory(self, buffers: Sequence[AnyBuffer]) -> dict[str, AnyBuffer]:
-        """All memory of `run` by the plan's names."""
-        return {**self.constants, **dict(zip(self.sized.names, buffers, strict=False))}
 
     def _mark(self, changed: Sequence[GpuBuffer], reports: Reports | None) -> None:
         """Says what recorded commands change."""
@@ -226,15 +213,28 @@ class Launcher:
     def _build(self, memory: Sequence[AnyBuffer], serials: tuple[Serial, ...]) -> Sequence[Segment]:
         """What to record on memory for all names; from the last such, where little is new."""
         known, last = next(reversed(self._known.items()), ((), ()))
+        names, nbytes = self.sized.names, self.sized.nbytes
         if self._users is not None and len(known) == len(serials):
             changed = [k for k, old in enumerate(known) if old != serials[k]]
             if self._status is not None and changed and changed[-1] == len(known) - 1:
                 changed[-1] = len(memory) - 1  # its buffer is behind the constants
-            return self._executor.rebuild(self.sized, memory, last, self._users, changed)
-        made = self._executor.build(self.sized, memory)
+            self._check_sizes((memory[k], names[k], nbytes[k]) for k in changed)
+            return rebind(last, self._users, changed, self.sized, memory, self._executor.groups)
+        self._check_sizes(zip(memory, names, nbytes, strict=True))
+        # A plan of one step has nothing to share: its programs tell its bind groups apart.
+        groups = self._executor.groups if len(self.sized.steps) > 1 else {}
+        made = build_segments(self._executor.plan.name, self.sized, memory, groups)
         if len(self.sized.steps) >= _MANY:
             self._users = users_of(made)
         return made
+
+    def _check_sizes(self, entries: Iterable[tuple[AnyBuffer, str, int]]) -> None:
+        for buffer, name, nbytes in entries:
+            if buffer.capacity < nbytes:
+                raise DeviceError(
+                    f"plan {self._executor.plan.name}: buffer {name} needs {nbytes} bytes, the one "
+                    f"given has {buffer.nbytes}; check the sizes given to bind()"
+                )
 
     def _check_changed(self, buffers: Sequence[AnyBuffer]) -> None:
         """What is read through another binding may not change during the call."""
@@ -325,11 +325,7 @@ class Preparation:
 
     def reclaim(self) -> None:
         """Lets go of the results; the next call computes them again (`Device.empty_cache`)."""
-        if self._executor.lock.acquire(blocking=False):  # else it is in use: leave it alone
-            try:
-                self._known.clear()
-            finally:
-                self._executor.lock.release()
+        unless_held(self._executor.lock, self._known.clear)
 
     def _prepare(self, inputs: Sequence[AnyBuffer]) -> tuple[GpuBuffer, ...]:
         with self._executor.lock:

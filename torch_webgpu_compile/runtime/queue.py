@@ -36,6 +36,10 @@ class RecordedDispatch(Protocol):
     """What the queue and profiles need to know of a dispatch: see `sized.SizedDispatch`."""
 
     @property
+    def index(self) -> int:
+        """Among the plan's `Dispatch` steps."""
+
+    @property
     def kernel(self) -> Kernel:
         """Of the plan."""
 
@@ -205,7 +209,7 @@ class CommandQueue:
         for command in recording.commands:
             if isinstance(command, DispatchRun):
                 found = self._backend.submit_timed(command, recording.name)
-                spans += found or time_on_host(self._backend, command, recording.name)
+                spans += found or _time_on_host(self._backend, command, recording.name)
             else:
                 self._backend.submit([command], recording.name)
         watcher(recording, spans)
@@ -293,20 +297,15 @@ class CommandQueue:
         return submission
 
 
-def time_on_host(backend: Backend, run: DispatchRun, name: str, repeats: int = 1) -> list[Span]:
-    """`Backend.submit_timed` by the host's clock, for devices without timestamp queries.
-
-    With ``repeats`` the mean of so many dispatches, which changes the contents of buffers that a
-    kernel updates in place.
-    """
+def _time_on_host(backend: Backend, run: DispatchRun, name: str) -> list[Span]:
+    """`Backend.submit_timed` by the host's clock, for devices without timestamp queries."""
     spans = []
     current = None
     for pipeline, group, x, y, z in run.items:
         current = pipeline if pipeline is not None else current
-        items = [(current, group, x, y, z)] + [(None, group, x, y, z)] * (repeats - 1)
         backend.wait()
         start = time.perf_counter()
-        backend.submit([DispatchRun(items)], name)
+        backend.submit([DispatchRun([(current, group, x, y, z)])], name)
         backend.wait()
-        spans.append((start, start + (time.perf_counter() - start) / repeats))
+        spans.append((start, time.perf_counter()))
     return spans

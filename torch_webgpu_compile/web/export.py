@@ -395,7 +395,7 @@ def _check_plan(
                     step.source,
                 )
             if isinstance(step, Dispatch):
-                _check_dispatch(name, part, step, sizes, captured, target)
+                _check_dispatch(part, step, sizes, captured, target)
         for buffer in part.buffers.values():
             nbytes = buffer.nbytes_for(sizes)
             if nbytes > target.max_buffer_nbytes:
@@ -416,7 +416,6 @@ def _at(captured: CapturedFunction) -> str:
 
 
 def _check_dispatch(
-    name: str,
     plan: Plan,
     step: Dispatch,
     sizes: Mapping[str, int],

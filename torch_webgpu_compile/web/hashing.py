@@ -63,9 +63,9 @@ class Digest:
         return File(self._nbytes, self._whole.hexdigest(), tuple(self._chunks))
 
 
-def file_of(path: Path, chunk_nbytes: int = CHUNK_NBYTES) -> File:
+def file_of(path: Path) -> File:
     """A file as a manifest has it. Raises OSError."""
-    digest = Digest(chunk_nbytes)
+    digest = Digest(CHUNK_NBYTES)
     for piece in _pieces(path):
         digest.add(piece)
     return digest.file()

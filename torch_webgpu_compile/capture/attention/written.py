@@ -1,7 +1,7 @@
 """Attention written out in plain operators becomes ``webgpu::attention``: its arithmetic.
 
-`written_calls` finds it in Dynamo's graph, and puts a call of `attend_as_written` in its place,
-which AOTAutograd traces.
+`matching` finds it in Dynamo's graph, and puts a call of `attend_as_written` in its place, which
+AOTAutograd traces.
 """
 
 from __future__ import annotations

@@ -174,9 +174,7 @@ def symbolic_leaves(
             special = _SPECIAL.get(name, _NONE)
             if type(item) is int and -MAX_INT <= item <= MAX_INT:
                 is_size = item >= 2 and name in sizes
-                # Without a pad above 0, the CPU's kernel copies a view, whose strides it keeps.
-                is_signed = name in signed and (name != "pad" or max(value) > 0)
-                chosen = is_size or (item not in (0, 1) and (is_number or is_signed))
+                chosen = is_size or (item not in (0, 1) and (is_number or name in signed))
             elif type(item) is float and math.isfinite(item):
                 is_float = "float" in kind and name not in _STATIC_NAMES
                 chosen = floats and (is_number or is_float)
@@ -197,10 +195,8 @@ _FIXED_SIZES: Mapping[str, Mapping[str, slice]] = {
 _FIXED_OF_GROUPS = {"weight": slice(None), **dict.fromkeys(("input", "grad_output"), slice(1, 2))}
 
 
-def lists_of_equals(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """The lists of several tensors: as leaves, and whether all have one shape and one layout.
+def lists_of_equals(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[range]:
+    """The leaves of each list of several tensors of one shape and one layout.
 
     Args:
         args, kwargs: with a `TensorSpec` for each tensor.
@@ -209,9 +205,10 @@ def lists_of_equals(
     for value in (*args, *kwargs.values()):
         count = len(tree_leaves(value))
         entries = value if isinstance(value, (list, tuple)) else ()
-        if len(entries) > 1 and all(isinstance(entry, TensorSpec) for entry in entries):
-            layouts = {(spec.sizes, spec.strides) for spec in entries}
-            yield tuple(range(leaf, leaf + count)), len(layouts) == 1
+        specs = [entry for entry in entries if isinstance(entry, TensorSpec)]
+        are_equal = len({(spec.sizes, spec.strides) for spec in specs}) == 1
+        if 1 < len(specs) == len(entries) and are_equal:
+            yield range(leaf, leaf + count)
         leaf += count
 
 

@@ -95,8 +95,7 @@ def capture_call(
     sizes = None
     if dynamic:
         by_magnitude = torch.Tag.pointwise not in op.tags
-        lists = [found for found, are_equal in lists_of_equals(args, kwargs) if are_equal]
-        alike = {leaf: found[0] for found in lists for leaf in found}
+        alike = {leaf: found[0] for found in lists_of_equals(args, kwargs) for leaf in found}
         sizes = Sizes(by_magnitude, *size_leaves(op, args, kwargs), alike)
 
     def apply(filled: Sequence[Any]) -> Any:

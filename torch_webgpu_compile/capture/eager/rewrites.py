@@ -79,21 +79,22 @@ def _of_one_dtype(op: OpOverload) -> Callable[..., Any]:
     return call
 
 
-def _contiguous_out(op: OpOverload) -> Callable[..., Tensor]:
-    """The ``out=`` overload of an operator that makes a resized ``out`` contiguous."""
-
-    def call(*arguments: Any, out: Tensor) -> Tensor:
-        value = op(*arguments)
-        if out.shape != value.shape:
-            out.resize_(value.shape)
-        return out.copy_(value)
-
-    return call
-
-
 def randperm_out(n: int, *, generator: None, out: Tensor) -> Tensor:
     """``randperm`` into a tensor of n elements; what all of its overloads call."""
     return out.copy_(aten.randperm.default(n, dtype=out.dtype, device=out.device))
+
+
+def constant_pad_nd(self: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Without a pad above 0 it is a copy of a view, whose strides the copy keeps as the CPU's does.
+
+    Sizes and pads may be symbols, of which PyTorch's own rule gives other strides.
+    """
+    if max(pad, default=0) > 0 or len(pad) % 2 or len(pad) > 2 * self.dim():
+        padded: Tensor = call_with_symbols(aten.constant_pad_nd.default, self, pad, value)
+        return padded
+    for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
+        self = self.narrow(-dim, -before, self.shape[-dim] + before + after)
+    return self.clone()
 
 
 def _scan_helper(op: OpOverload) -> Callable[..., None]:
@@ -140,14 +141,12 @@ def update_scale(
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
-    aten._fft_c2c.out: _contiguous_out(aten._fft_c2c.default),
-    aten._fft_c2r.out: _contiguous_out(aten._fft_c2r.default),
-    aten._fft_r2c.out: _contiguous_out(aten._fft_r2c.default),
     aten._embedding_bag.default: _of_one_dtype(aten._embedding_bag.default),
     aten._embedding_bag_forward_only.default: _of_one_dtype(
         aten._embedding_bag_forward_only.default
     ),
     aten.randperm.generator_out: randperm_out,
+    aten.constant_pad_nd.default: constant_pad_nd,
     aten._cummax_helper.default: _scan_helper(aten.cummax.default),
     aten._cummin_helper.default: _scan_helper(aten.cummin.default),
     aten._amp_foreach_non_finite_check_and_unscale_.default: unscale,

@@ -84,6 +84,14 @@ class KernelBuilder:
         """An index or size expression in WGSL."""
         return render_index(expr, self.name_of)
 
+    def trips(self, count: Expr) -> str:
+        """How often a loop runs in WGSL.
+
+        Drivers unroll loops of known length, with a branch for each part in each access.
+        """
+        hidden = " + i32(tw_zero_bits)" if self.bindings.twins and count.is_constant else ""
+        return self.index(count) + hidden
+
     def renderer(
         self, lanes: Sequence[Mapping[Symbol, Expr]], scope: Scope, **options: Any
     ) -> Renderer:
@@ -207,16 +215,16 @@ def kernel_name(kind: str, ops: Sequence[str]) -> str:
     return "_".join([kind, *distinct[-4:]])
 
 
-def fold_grid(workgroups: Expr, target: Target, z: Expr = ONE) -> tuple[Expr, Expr, Expr]:
+def fold_grid(workgroups: Expr, target: Target) -> tuple[Expr, Expr, Expr]:
     """A grid of at least ``workgroups`` in x and y, each within the target's limit.
 
     Kernels compute ``y · grid.x + x`` and check it against the true count.
     """
     high = upper_bound(workgroups)
     if high is not None and high <= target.max_grid:
-        return workgroups, ONE, z
+        return workgroups, ONE, ONE
     most = as_expr(target.max_grid)
     # At least one row, where a call may turn out to have no workgroups.
     exact = workgroups.is_constant
     rows = ceildiv(workgroups, most) if exact else floordiv(workgroups, most) + 1
-    return ceildiv(workgroups, rows), rows, z
+    return ceildiv(workgroups, rows), rows, ONE

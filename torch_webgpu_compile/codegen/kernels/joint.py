@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
 from ...ir.graph import JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
 from ...ir.nodes import Scatter
+from ...ir.renaming import twins_of
 from ...ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_arrays
 from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr
 from ...target import Target
-from ..values import Names
 from ..wgsl.render import render_template
-from .alike import JointFunction, merged
 from .builder import KernelBody, KernelBuilder, declaration, fold_grid
 from .pointwise import map_body
 from .reduction import RowKernel
 from .scatter import update_body
+
+
+@dataclass(frozen=True)
+class JointFunction:
+    """A function of the kernel, as the template prints it.
+
+    Attributes:
+        text: the function.
+        first: its first workgroup.
+        workgroups: how many each of its parts has.
+        parts: how many parts it computes.
+    """
+
+    text: str
+    first: int
+    workgroups: int
+    parts: int
 
 
 def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
@@ -29,35 +46,35 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
     builder = KernelBuilder(target, buffers)
     rows = [part for part in group.groups if isinstance(part, RowGroup)]
     workgroup = joint_workgroup([choose_row_strategy(r, buffers, target) for r in rows], target)
-    bodies = []
-    for part in group.groups:
-        if group.are_alike:
-            builder.names = Names()  # equal ones, in functions of their own
-        bodies.append(_body(builder, part, workgroup))
+    parts, times = group.groups, 1
+    if group.are_alike:
+        twins = twins_of(parts, buffers)
+        assert twins is not None, "verify_schedule has checked it"
+        builder.bindings.twins = twins
+        parts, times = parts[:1], len(parts)
+    bodies = [_body(builder, part, workgroup) for part in parts]
     bodies.sort(key=lambda body: -int(body.flops) // int(body.workgroups))
     shared = shared_arrays([*body.arrays.values()] for body in bodies)
-    parts, first = [], 0
+    functions, first = [], 0
     for number, body in enumerate(bodies):
         keys = array_keys([*body.arrays.values()])
         scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": scratch}
         text = render_template(body.template, inputs)
-        parts.append(JointFunction(text, first, int(body.workgroups)))
-        first += int(body.workgroups)
-    if group.are_alike:
-        parts = merged(parts, builder.bindings)
+        functions.append(JointFunction(text, first, int(body.workgroups), times))
+        first += int(body.workgroups) * times
     nbytes = sum(array.nbytes for array in shared.values())
     assert nbytes <= target.max_workgroup_nbytes, "verify_schedule has checked it"
     declared = [declaration(_array_name(key), array) for key, array in shared.items()]
     return builder.finish(
         "joint",
         "joint.wgsl.jinja",
-        {"workgroup_size": workgroup, "declared": declared, "parts": parts},
+        {"workgroup_size": workgroup, "declared": declared, "functions": functions},
         workgroup_size=workgroup,
         grid=fold_grid(as_expr(first), target),
         origins=[origin for body in bodies for origin in body.origins],
-        flops=as_expr(sum(int(body.flops) for body in bodies)),
+        flops=as_expr(sum(int(body.flops) for body in bodies) * times),
         workgroup_nbytes=nbytes,
         iterations=as_expr(max(int(body.iterations) for body in bodies)),
     )

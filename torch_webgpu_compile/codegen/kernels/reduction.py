@@ -218,7 +218,7 @@ class RowKernel:
         if shares.trips is None or not lines:
             return lines
         self.iterations = self.iterations + shares.trips + 1
-        head = f"for (var c = 0; c < {self.builder.index(shares.trips)}; c++) {{"
+        head = f"for (var c = 0; c < {self.builder.trips(shares.trips)}; c++) {{"
         return [head, *(f"  {line}" for line in lines), "}"]
 
     def by_order(self, member: Member) -> int:
@@ -290,36 +290,31 @@ class RowKernel:
         t = self.tiling
         step = t.threads * t.lanes
         if t.chunks is not None:
-            return [Shares(None, tuple(self._known_chunks(range(t.chunks), self.kept)))]
+            return [Shares(None, self._chunks(ZERO, t.chunks))]
         if not self.length.is_constant:
             trips = ceildiv(self.length, step * t.unroll)
-            whole = (self.length % (step * t.unroll)) is ZERO
-            return [self._loop(trips, whole)]
-        whole_trips = int(self.length) // (step * t.unroll)
-        rest = range(whole_trips * t.unroll, -(-int(self.length) // (step * t.run)) * t.run)
-        found = [self._loop(as_expr(whole_trips), True)] if whole_trips else []
-        left = self._known_chunks(rest, {})
-        return [*found, Shares(None, tuple(left))] if left else found
-
-    def _known_chunks(self, numbers: range, scopes: dict[int, Scope]) -> list[Chunk]:
-        """The shares of these numbers; ``scopes``: of those that other passes have met."""
-        around: dict[int, Scope] = {}
-        found = []
-        for k in numbers:
-            wide = around.setdefault(k // self.tiling.run, Scope(parent=self.row_scope))
-            scope = scopes.setdefault(k, Scope(parent=wide))
-            found.append(self._chunk(as_expr(k), scope, wide, self._inside(k)))
-        return found
+            return [self._loop(trips, (self.length % (step * t.unroll)) is ZERO)]
+        trips = as_expr(int(self.length) // (step * t.unroll))
+        first, end = trips * t.unroll, -(-int(self.length) // (step * t.run)) * t.run
+        found = [self._loop(trips, True)] if int(trips) else []
+        left = self._chunks(first, end - int(first))
+        return [*found, Shares(None, left)] if left else found
 
     def _loop(self, trips: Expr, inside: bool) -> Shares:
-        unroll, run = self.tiling.unroll, self.tiling.run
-        first = iteration("c", trips) * unroll
-        chunks = []
-        for u in range(unroll):
-            if u % run == 0:
+        unroll = self.tiling.unroll
+        return Shares(trips, self._chunks(iteration("c", trips) * unroll, unroll, inside))
+
+    def _chunks(self, first: Expr, count: int, inside: bool | None = None) -> tuple[Chunk, ...]:
+        """Shares from the first of a run on; `_inside` knows by their numbers which are inside."""
+        scopes = {} if self.tiling.chunks is None else self.kept
+        found = []
+        for k in range(count):
+            if k % self.tiling.run == 0:
                 wide = Scope(parent=self.row_scope)
-            chunks.append(self._chunk(first + u, Scope(parent=wide), wide, inside))
-        return Shares(trips, tuple(chunks))
+            scope = scopes.setdefault(k, Scope(parent=wide))
+            is_inside = self._inside(int(first) + k) if inside is None else inside
+            found.append(self._chunk(first + k, scope, wide, is_inside))
+        return tuple(found)
 
     def _inside(self, chunk: int) -> bool:
         """Whether no invocation's part of a share passes the end of the row."""

@@ -16,6 +16,7 @@ from ...ir.sorting_nodes import (
     DigitScatter,
     PartSums,
     RowSort,
+    sums_nbytes,
 )
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
@@ -63,7 +64,7 @@ class Sums:
     @property
     def nbytes(self) -> int:
         """Of workgroup memory."""
-        return (2 * self.workgroup + self.groups) * 4
+        return sums_nbytes(self.workgroup, self.groups)
 
 
 class RowRenderer:

@@ -182,14 +182,13 @@ def attention_units_fit(
     sizes: tuple[int, int],
     target: Target,
     queries_are_kept: bool = False,
-    most_registers: int = _MOST_REGISTERS,
 ) -> bool:
     """Whether a tiling can compute heads of these sizes within the target's limits."""
     if not tiling.is_whole:
         return False
     widths = tiling.widths(*sizes)
     return (
-        tiling.registers(*widths) <= most_registers
+        tiling.registers(*widths) <= _MOST_REGISTERS
         and tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(*widths, queries_are_kept) <= target.max_workgroup_nbytes
     )
@@ -323,7 +322,6 @@ def attention_gradient_units_fit(
     by_keys: bool,
     target: Target,
     owned_are_kept: bool = False,
-    most_registers: int = _MOST_REGISTERS,
 ) -> bool:
     """Whether a tiling can compute heads of these sizes within the target's limits."""
     if not tiling.is_whole:
@@ -331,7 +329,7 @@ def attention_gradient_units_fit(
     widths = tiling.widths(*sizes)
     nbytes = tiling.workgroup_nbytes(*widths, by_keys, owned_are_kept)
     return (
-        tiling.registers(*widths, by_keys) <= most_registers
+        tiling.registers(*widths, by_keys) <= _MOST_REGISTERS
         and tiling.workgroup <= target.max_workgroup_invocations
         and nbytes <= target.max_workgroup_nbytes
     )

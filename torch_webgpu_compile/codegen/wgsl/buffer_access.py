@@ -110,11 +110,10 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     return [*text, "}"]
 
 
-def numbered_function(uses: Sequence[Use], verb: str) -> list[str]:
-    """The access to one of several buffers of a dtype, by its number."""
-    signature = _signature(uses[0], verb, f"any_{uses[0].alias}").replace("(", "(which: i32, ", 1)
+def function_by_part(uses: Sequence[Use], verb: str) -> list[str]:
+    """The access to the buffer of a part, by the part's number; all are of one dtype."""
     value = ", v" if verb.startswith(("store", "add")) else ""
-    lines = [signature + " {", "  switch (which) {"]
+    lines = [_signature(uses[0], verb, f"any_{uses[0].alias}") + " {", "  switch (tw_part) {"]
     for k, use in enumerate(uses):
         label = f"case {k}:" if k + 1 < len(uses) else "default"
         call = f"{verb}_{use.alias}(i{value});"

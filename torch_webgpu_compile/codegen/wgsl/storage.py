@@ -7,7 +7,7 @@ and declares bindings and functions that fit all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, product, upper
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
-from .buffer_access import Use, access_function, element_type, numbered_function
+from .buffer_access import Use, access_function, element_type, function_by_part
 
 
 @dataclass
@@ -29,7 +29,9 @@ class Bindings:
     """The storage bindings of one kernel, in order of first use.
 
     ``narrow`` are integers made from sizes that its arithmetic takes for 32-bit ones. ``functions``
-    are those of users that it calls, by their text.
+    are those of users that it calls, by their text. ``twins`` are, for a buffer of the first of
+    several parts whose code is the first one's, those of all parts: what code accesses is that of
+    the part whose number is in ``tw_part``.
     """
 
     target: Target
@@ -37,8 +39,9 @@ class Bindings:
     checks: dict[IndexCheck, int] = field(default_factory=dict)
     narrow: dict[Expr, None] = field(default_factory=dict)
     functions: dict[str, WgslFunction] = field(default_factory=dict)
+    twins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict)
-    _numbered: dict[tuple[str, tuple[str, ...]], None] = field(default_factory=dict)
+    _by_part: dict[tuple[str, str], list[Use]] = field(default_factory=dict)
 
     def report(self, check: IndexCheck, first: str, index: Text, size: str) -> str:
         """A statement that reports an index out of range.
@@ -77,42 +80,40 @@ class Bindings:
 
         ``verb``: ``load``, ``store``, with a 4 for vectors and a 2 for pairs, or ``add``.
         """
+        uses = self._used(buffer)
+        for use in uses:
+            use.functions.add(verb)
+        if len(uses) == 1:
+            return f"{verb}_{uses[0].alias}"
+        self._by_part[verb, uses[0].alias] = uses
+        return f"{verb}_any_{uses[0].alias}"
+
+    def _used(self, buffer: str) -> list[Use]:
+        """What is known of a buffer, or of its twins."""
         memory = self._memory(buffer)
-        use = self._uses.get(memory)
-        if use is None:
-            use = Use(self.buffers[memory], f"x{len(self._uses)}")
-            self._uses[memory] = use
-        use.functions.add(verb)
-        return f"{verb}_{use.alias}"
-
-    def function_by_number(self, verb: str, aliases: Sequence[str]) -> str:
-        """The WGSL name of an access to one of several buffers, whose number it takes first.
-
-        Args:
-            aliases: of buffers of one dtype, as `function` ends with them.
-        """
-        self._numbered[verb, tuple(aliases)] = None
-        return f"{verb}_any_{aliases[0]}"
-
-    def dtype_of(self, alias: str) -> DType:
-        """The dtype of the buffer that `function` ends with."""
-        return next(use.buffer.dtype for use in self._uses.values() if use.alias == alias)
+        names = self.twins.get(memory, (memory,))
+        names = names if len({*names}) > 1 else names[:1]
+        for name in names:
+            if name not in self._uses:
+                self._uses[name] = Use(self.buffers[name], f"x{len(self._uses)}")
+        return [self._uses[name] for name in names]
 
     def touch(self, buffer: str, numel: Expr) -> None:
         """Says how many elements of a buffer that it uses a kernel moves, where not all."""
-        self._uses[self._memory(buffer)].touched = numel
+        for use in self._used(buffer):
+            use.touched = numel
 
     def gather(self, load: Load, is_gather: bool) -> None:
         """Says of a load, whose function has been named, whether data decide what it reads.
 
         A gather reads at most one element for each value of the symbols in its index.
         """
-        use = self._uses[self._memory(load.buffer)]
-        if not is_gather:
-            use.walked = True
-        elif load not in use.gathered:
-            symbols = {s for entry in load.index for s in scalar_symbols(entry)}
-            use.gathered[load] = product(s.extent for s in symbols if s.extent is not None)
+        symbols = {s for entry in load.index for s in scalar_symbols(entry)} if is_gather else ()
+        for use in self._used(load.buffer):
+            if not is_gather:
+                use.walked = True
+            elif load not in use.gathered:
+                use.gathered[load] = product(s.extent for s in symbols if s.extent is not None)
 
     def can_vectorize(self, dtype: DType) -> bool:
         """Whether four elements of a dtype are one access (a vec4, or whole words when packed)."""
@@ -164,9 +165,10 @@ class Bindings:
                 slot += 1
             for verb in sorted(use.functions):
                 functions += access_function(use, verb, element, windows)
-        by_alias = {use.alias: use for use in self._uses.values()}
-        for verb, aliases in self._numbered:
-            functions += numbered_function([by_alias[alias] for alias in aliases], verb)
+        for (verb, _), uses in self._by_part.items():
+            functions += function_by_part(uses, verb)
+        if self._by_part:
+            declared.append("var<private> tw_part: i32;")
         if self.checks:
             declared.append(
                 f"@group(0) @binding({slot}) var<storage, read_write> device_status: "

@@ -196,18 +196,6 @@ def _joined(op: torch._ops.OpOverload, tensors: Sequence[Tensor], dim: int) -> T
     return joined
 
 
-def constant_pad_nd(tensor: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    """`aten::constant_pad_nd`. Without a pad above 0 it is a copy of a view, as on the CPU: its
-    strides are that copy's, and its kernel serves all pads."""
-    if not pad or max(pad) > 0 or len(pad) % 2 or len(pad) > 2 * tensor.dim():
-        padded: Tensor = run(aten.constant_pad_nd.default, tensor, pad, value)
-        return padded
-    for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
-        if before or after:
-            tensor = tensor.narrow(-dim, -before, tensor.shape[-dim] + before + after)
-    return tensor.clone()
-
-
 def randperm_out(n: int, *, generator: torch.Generator | None, out: Tensor) -> Any:
     """``aten::randperm.generator_out``, which resizes its result without a word."""
     if n >= 0 and out.shape != (n,):

@@ -163,18 +163,18 @@ def _leading_mask(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor | 
     first, *others = indices
     if first is None or any(k is not None for k in others) or tensor.numel() == 0:
         return None
-    _check_mask(tensor, first, 0, 0)
+    _check_mask(tensor, first, 0)
     return None if first.dim() == 0 else _as_bool(first).to(tensor.device)
 
 
 def _without_masks(tensor: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Positions in the place of masks: one index tensor for each dimension of a mask."""
     found: list[Tensor | None] = []
-    for position, given in enumerate(indices):
+    for given in indices:
         if given is None or given.dtype not in _MASKS:
             found.append(given)
         else:
-            _check_mask(tensor, given, position, len(found))
+            _check_mask(tensor, given, len(found))
             found += _as_bool(given).to(tensor.device).nonzero().unbind(1)
     return found
 
@@ -189,7 +189,7 @@ def _as_bool(mask: Tensor) -> Tensor:
     return mask != 0
 
 
-def _check_mask(tensor: Tensor, mask: Tensor, position: int, dim: int) -> None:
+def _check_mask(tensor: Tensor, mask: Tensor, dim: int) -> None:
     check_index_device(tensor, mask)
     for k, size in enumerate(mask.shape):
         if dim + k >= tensor.dim():

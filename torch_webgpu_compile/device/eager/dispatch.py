@@ -190,10 +190,12 @@ def _first_time(call: _Call) -> Any:
         refused = outputs.cause_for_host(op, arguments, keywords) if is_mutable else ""
         if refused:
             return _refused(call, refused)
-        accepting = _accepting(placement)
-        if not cause:
-            _check(call, sizes_fit=accepting is not None)
-        compiled, cause = _compiled(op, placement, cause or placement.cause_for_host, accepting)
+        with _lock:  # what one thread compiles serves those that wait for it
+            compiled = None if cause or placement.cause_for_host else _accepting(placement)
+            if not cause:
+                _check(call, sizes_fit=compiled is not None)
+            if compiled is None:
+                compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
         if isinstance(error, OutOfMemoryError):
             error.add_op(str(op))
@@ -278,35 +280,25 @@ def _refused(call: _Call, cause: str) -> Any:
 
 def _accepting(placement: Placement) -> CompiledOp | None:
     """What computes calls like this one, and was compiled for another."""
-    with _lock:
-        known = _by_kind.get(placement.kind, ())
-        return next((found for found in known if found.accepts(placement.specs)), None)
+    known = _by_kind.get(placement.kind, ())
+    return next((found for found in known if found.accepts(placement.specs)), None)
 
 
-def _compiled(
-    op: OpOverload, placement: Placement, cause: str, accepting: CompiledOp | None
-) -> tuple[CompiledOp | None, str]:
-    """What computes a call, or why it is for the host: ``cause``, or what the compiler says.
-
-    Args:
-        accepting: what `_accepting` found.
-    """
+def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
+    """A call compiled, or why it is for the host: ``cause``, or what the compiler says."""
     if cause and not _runs_on_host(op):
         raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:
         return None, cause
-    with _lock:
-        compiled = accepting or _accepting(placement)  # another thread may have compiled it by now
-        if compiled is None:
-            if sum(map(len, _by_kind.values())) >= _MAX_OPS:
-                forget()
-            try:
-                compiled = compile_op(op, placement)
-            except UnsupportedOp as error:
-                if not _runs_on_host(op):
-                    raise
-                return None, error.cause
-            _by_kind.setdefault(placement.kind, []).append(compiled)
+    if sum(map(len, _by_kind.values())) >= _MAX_OPS:
+        forget()
+    try:
+        compiled = compile_op(op, placement)
+    except UnsupportedOp as error:
+        if not _runs_on_host(op):
+            raise
+        return None, error.cause
+    _by_kind.setdefault(placement.kind, []).append(compiled)
     return compiled, ""
 
 

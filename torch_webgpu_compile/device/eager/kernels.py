@@ -73,7 +73,6 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "equal": data_dependent.equal,
     "cat": composed.cat,
     "stack": composed.stack,
-    "constant_pad_nd": composed.constant_pad_nd,
     "randperm.generator_out": composed.randperm_out,
     "_ctc_loss": composed.ctc_loss,
     "_ctc_loss_backward": composed.ctc_loss_backward,

@@ -101,8 +101,7 @@ def empty(
 ) -> Tensor:
     """``aten::empty.memory_format``."""
     dtype = dtype or torch.get_default_dtype()
-    if layout is not None or (size and min(size) < 0):
-        _check(layout, size)
+    _check(layout, size)
     index = devices.index_of(device)
     strides = () if memory_format is None else _strides(size, memory_format)
     storage = new_storage(math.prod(size) * dtype.itemsize, index)

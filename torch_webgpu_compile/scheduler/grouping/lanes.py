@@ -27,7 +27,7 @@ from ...ir.graph import (
     map_group,
 )
 from ...ir.lanes import Lanes
-from ...ir.renaming import rename_group, rename_loads
+from ...ir.renaming import rename_group, rename_loads, twins_of
 from ...ir.scalar import Index, Load, Scalar, rewrite, scalar_symbols, substitute_symbols
 from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, atom_expr, substitute, symbol, symbols_of
 from ...target import Target
@@ -76,7 +76,7 @@ def side_by_side(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
             groups.append(ForeachGroup(tuple(maps)))
         elif count > 1 and _shares_code(group, schedule, target):
             rows = tuple(part for part in parts if isinstance(part, RowGroup))
-            groups.append(JointGroup(rows, are_alike=True))
+            groups.append(JointGroup(rows, twins_of(rows, buffers) is not None))
         else:
             groups += parts
     return Schedule(made, tuple(groups))

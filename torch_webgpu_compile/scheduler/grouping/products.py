@@ -37,9 +37,8 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
     pairs: dict[int, PairGroup] = {}
     for k, group in enumerate(schedule.groups):
         for first in sorted({clusters.writer.get(n, k) for n in clusters.buffers[k].reads} - {k}):
-            if len(clusters.members.get(first, ())) != 1 or not _match(
-                schedule.groups[first], group, clusters
-            ):
+            is_alone = len(clusters.members.get(first, ())) == 1
+            if not (is_alone and _match(schedule.groups[first], group)):
                 continue
             needed = schedule.graph.returned | {n for n in readers if readers[n] - {k}}
             pair = _pair(schedule.groups[first], group, needed)
@@ -51,7 +50,7 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
     return replace(schedule, groups=tuple(pairs.get(k, schedule.groups[k]) for k in order))
 
 
-def _match(first: KernelGroup, second: KernelGroup, clusters: Clusters) -> bool:
+def _match(first: KernelGroup, second: KernelGroup) -> bool:
     """Whether the second's epilogue, and nothing else of it, reads the first's at its own point."""
     if not (isinstance(first, AnchorGroup) and isinstance(second, AnchorGroup)):
         return False
