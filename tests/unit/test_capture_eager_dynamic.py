@@ -19,6 +19,7 @@ from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.ir.anchors import load_axes
+from torch_webgpu_compile.ir.attention_nodes import AttentionGradient
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.text import format_graph
@@ -143,6 +144,26 @@ def test_pixels_of_a_line_share_the_divisions_that_find_them() -> None:
     graph = lower_checked(static.captured)
     (node,) = (node for node in graph.nodes if isinstance(node, Contraction))
     assert load_axes(node, graph.buffers) != ("inner", "inner")  # by constants: cheap
+
+
+def test_keys_and_values_of_one_layout_share_their_symbols() -> None:
+    """Their gradients then have the layouts of a kernel's results, which nothing has to copy."""
+    q, k, v = R(1, 2, 8, 16), R(1, 2, 12, 16), R(1, 2, 12, 16)
+    op = aten._scaled_dot_product_fused_attention_overrideable_backward.default
+    masks = [True, True, True, False]
+    number = torch.zeros((), dtype=torch.int64)
+
+    def arguments(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        rest = None, None, q.shape[2], k.shape[2], 0.0, False, number, number
+        return q, q, k, v, None, masks, q, q.sum(-1), *rest
+
+    graph = lower_checked(captured(op, *arguments(q, k, v)).captured)
+    kinds = [type(node) for node in graph.nodes]
+    assert kinds.count(AttentionGradient) == 2
+    assert kinds[-1] is AttentionGradient  # no copies after it
+    call = captured(op, *arguments(q, k, v))
+    assert accepts(call, *arguments(R(1, 2, 4, 16), R(1, 2, 16, 16), R(1, 2, 16, 16)))
+    assert not accepts(call, *arguments(q, k, R(1, 12, 2, 16).transpose(1, 2)))
 
 
 def test_rows_that_a_workgroup_holds_are_a_class() -> None:

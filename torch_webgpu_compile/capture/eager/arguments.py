@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -195,21 +195,37 @@ _FIXED_SIZES: Mapping[str, Mapping[str, slice]] = {
 _FIXED_OF_GROUPS = {"weight": slice(None), **dict.fromkeys(("input", "grad_output"), slice(1, 2))}
 
 
-def lists_of_equals(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[range]:
-    """The leaves of each list of several tensors of one shape and one layout.
+# Arguments whose sizes have to agree. Where their layouts do, too, as most have it, they share
+# symbols: a result with the sizes of one and the layout of the other is no copy then.
+_ALIKE: Mapping[str, frozenset[str]] = {"fused_attention": frozenset({"key", "value"})}
+
+
+def groups_of_equals(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Sequence[int]]:
+    """The leaves that are tensors of one shape and one layout: each such list, and see `_ALIKE`.
 
     Args:
         args, kwargs: with a `TensorSpec` for each tensor.
     """
+    alike = next((names for part, names in _ALIKE.items() if part in op._schema.name), ())
+    named: dict[int, TensorSpec] = {}
     leaf = 0
-    for value in (*args, *kwargs.values()):
+    for name, _, value in _bound(op, args, kwargs):
         count = len(tree_leaves(value))
         entries = value if isinstance(value, (list, tuple)) else ()
         specs = [entry for entry in entries if isinstance(entry, TensorSpec)]
-        are_equal = len({(spec.sizes, spec.strides) for spec in specs}) == 1
-        if 1 < len(specs) == len(entries) and are_equal:
+        if 1 < len(specs) == len(entries) and _are_equal(specs):
             yield range(leaf, leaf + count)
+        if name in alike and isinstance(value, TensorSpec):
+            named[leaf] = value
         leaf += count
+    if len(named) > 1 and _are_equal(named.values()):
+        yield tuple(named)
+
+
+def _are_equal(specs: Iterable[TensorSpec]) -> bool:
+    return len({(spec.sizes, spec.strides) for spec in specs}) == 1
 
 
 def size_leaves(

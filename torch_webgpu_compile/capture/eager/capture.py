@@ -35,7 +35,7 @@ from . import device_ops
 from .arguments import (
     as_traced,
     as_written,
-    lists_of_equals,
+    groups_of_equals,
     overlap,
     size_leaves,
     symbolic_leaves,
@@ -95,7 +95,7 @@ def capture_call(
     sizes = None
     if dynamic:
         by_magnitude = torch.Tag.pointwise not in op.tags
-        alike = {leaf: found[0] for found in lists_of_equals(args, kwargs) for leaf in found}
+        alike = {leaf: found[0] for found in groups_of_equals(op, args, kwargs) for leaf in found}
         sizes = Sizes(by_magnitude, *size_leaves(op, args, kwargs), alike)
 
     def apply(filled: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, Variant
-from ...capture.eager.arguments import lists_of_equals
+from ...capture.eager.arguments import groups_of_equals
 from ...capture.eager.calls import (
     Argument,
     CapturedCall,
@@ -113,9 +113,9 @@ class Placement:
         place = next(iter(places or asked), None)
         specs = specs_of(leaves)
         index = devices.index_of(place)
-        # Tensors of a list that are alike share their symbols, see `lists_of_equals`.
-        lists = tuple(lists_of_equals(*pytree.tree_unflatten(specs, spec)))
-        kind = (op, torch.get_default_dtype(), index, spec, lists, *map(_kind, specs))
+        # Tensors that are alike share their symbols.
+        equals = tuple(groups_of_equals(op, *pytree.tree_unflatten(specs, spec)))
+        kind = (op, torch.get_default_dtype(), index, spec, equals, *map(_kind, specs))
         return Placement(index, specs, spec, kind, _cause_for_host(tensors))
 
 
