@@ -304,7 +304,22 @@ def test_the_learning_rate_of_fused_optimizers() -> None:
     assert not accepts(call, *lists(5.0), lr=0.01, **{**settings, "weight_decay": 0.0})
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_numbers_of_calls_with_float64_are_float64() -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    for op, arguments in (
+        (aten.mul.Tensor, (x,)),
+        (aten.eq.Scalar, (x,)),
+        (aten.fill_.Scalar, (x,)),
+        (aten.where.ScalarOther, (x > 0, x)),
+    ):
+        call = with_numbers(op, *arguments, 0.3)
+        assert len(arguments) in call.free_numbers
+        assert call.numbers is not None
+        given = np.frombuffer(call.numbers.compute([*arguments, 0.1]), np.float64)
+        assert given.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_numbers_that_float32_cannot_stand_for(dtype: torch.dtype) -> None:
     x = torch.ones(4).to(dtype)
     call = with_numbers(aten.fill_.Scalar, x, 0.1)

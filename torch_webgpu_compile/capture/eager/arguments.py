@@ -258,13 +258,22 @@ def _size_names(op: OpOverload) -> frozenset[str]:
     return frozenset(re.findall(r"SymInt\S* (\w+)", str(op._schema).split("->")[0])) & _SIZES
 
 
+def number_dtype(leaves: Sequence[Any]) -> torch.dtype:
+    """What holds the numbers of calls with these leaves: float64 where one of them is."""
+    found = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
+    found |= {x for x in leaves if isinstance(x, torch.dtype)}
+    return (
+        torch.float64 if torch.float64 in (found or {torch.get_default_dtype()}) else torch.float32
+    )
+
+
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
-    """Whether PyTorch computes with the operator's numbers in float32 at most."""
+    """Whether PyTorch computes with the operator's numbers in their `number_dtype` at most."""
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
     name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
-    floats = (torch.float32,) if name in _ROUNDING else _FLOATS
+    floats = (number_dtype(leaves), *(_FLOATS[:1] if name in _ROUNDING else _FLOATS))
     if not found:
         return (dtype or torch.get_default_dtype()) in floats
     return (
