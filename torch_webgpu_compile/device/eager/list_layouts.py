@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import invert
 
 import torch
 from torch import Tensor
@@ -145,3 +146,33 @@ class Layouts:
                 tensor = storages.tensor_at(memory, dtype, address, shape, strides, index)
             made.append(tensor)
         return made
+
+
+class Places:
+    """Where the tensors of a sequence are: among its arguments, or, as ~place, what it made."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._slots: set[int] = set()
+        self._counts = [0, 0]
+
+    def find(self, arguments: Sequence[int], made: Sequence[int]) -> None:
+        """Takes the addresses that have been added to these since the last time."""
+        for k, addresses in enumerate((arguments, made)):
+            first, self._counts[k] = self._counts[k], len(addresses)
+            new = addresses[first:]
+            places = range(first, len(addresses))
+            self._places.update(zip(new, map(invert, places) if k else places, strict=True))
+            self._slots.update(storages.slots_of(new))
+
+    def get(self, address: int) -> int | None:
+        """The place of a tensor."""
+        return self._places.get(address)
+
+    def have_any(self, addresses: Sequence[int]) -> bool:
+        """Whether any of the tensors has a place."""
+        return not self._places.keys().isdisjoint(addresses)
+
+    def are_apart(self, slots: Sequence[int]) -> bool:
+        """Whether other storages are not those of the sequence, and each comes once."""
+        return self._slots.isdisjoint(slots) and len({*slots}) == len(slots)

@@ -16,14 +16,12 @@ list that lies where that of the last sequence lay has nothing to do with the ot
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from math import isfinite
-from operator import invert
 from typing import Any
 
 import torch
@@ -35,29 +33,18 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
-from ...runtime.buffers import EmptiedBuffer
-from ...symbolic.sizes import storage_span
 from ..tensors import storages
 from ..tensors.aliasing import overlaps_itself, written_by
 from ..tensors.deferred import defer, settle
 from . import dispatch, outputs, steps
 from .compiled_lists import compile_lists
 from .compiled_op import CompiledOp, KnownCall, specs_of
-from .list_layouts import EXACT, Description, KnownList, Layouts
+from .list_layouts import EXACT, Description, KnownList, Layouts, Places
+from .list_results import Results, give, without_memory
 
 _MOST_CALLS = 1 << 12
 _MOST_NODES = 1 << 14
 _MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
-
-_none_yet = EmptiedBuffer(
-    "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
-    "error before this one): compute it again"
-)
-
-# What `sys.getrefcount` and `Tensor._use_count` say of what only a list has.
-_REFERENCES = next(map(sys.getrefcount, [object()]))
-_use_count: Callable[[Tensor], int] = Tensor._use_count  # type: ignore[attr-defined]
-_USES = next(map(_use_count, [torch.empty(0)]))
 
 _lock = threading.RLock()
 
@@ -132,7 +119,7 @@ class _Node:
         call: the last one, with `Leaf`s and `Made`s in place of tensors and numbers.
         count: how many calls there are.
         results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
-        spare: such tensors of an earlier sequence that nobody has any more, and their list.
+        spare: such results of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
         met: the next call's lists that were met first, of the last sequence: by operator, place
             and length.
@@ -155,11 +142,11 @@ class _Node:
         self.call = call
         self.count: int = 0 if before is None else before.count + 1
         self.results = results
-        self.spare: list[tuple[list[Tensor], KnownList]] = []
+        self.spare: list[Results] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.met: dict[tuple[Any, ...], KnownList] = {}
         self.programs: dict[tuple[int, ...] | None, list[_Program]] = {}
-        self._made: tuple[Description, storages.Likeness] | None = None
+        self._made: KnownList | None = None
 
     @property
     def _way(self) -> list[_Node]:
@@ -181,11 +168,14 @@ class _Node:
         """The ``results`` of all calls."""
         return list(chain(*(node.results or () for node in self._way)))
 
-    def made(self, tensors: Sequence[Tensor]) -> KnownList:
-        """The results of the last call, which are alike in all sequences."""
-        if self._made is None:
-            self._made = Description.of(tensors), storages.Likeness(tensors)
-        return KnownList(storages.addresses_of(tensors), *self._made)
+    def made(self, index: int) -> Results:
+        """What the last call returns, on a device."""
+        assert self.results is not None
+        if self.spare:
+            return self.spare.pop()
+        made = Results(self.results, index, self._made)
+        self._made = self._made or made.known
+        return made
 
 
 class _Program:
@@ -264,11 +254,11 @@ class _Sequence:
         self._tensors: list[Tensor] = []  # each argument once
         self._layouts = Layouts()  # of these
         self._numbers: list[float] = []
-        self._made: list[tuple[_Node, list[Tensor], KnownList]] = []
+        self._made: list[tuple[_Node, Results]] = []
         self._lists: dict[tuple[int, ...], tuple[int, KnownList]] = {}  # numbered, by addresses
         self._last: KnownList | None = None  # of the lists of arguments
         self._made_addresses: list[int] = []
-        self._places = _Places()
+        self._places = Places()
         self._is_alone = False  # whether no call may follow
 
     def __len__(self) -> int:
@@ -290,15 +280,11 @@ class _Sequence:
         _count_changes(op, args)
         if node.results is None:
             return None
-        if node.spare:
-            made, known = node.spare.pop()
-        else:
-            made = list(map(self._make, node.results))
-            known = node.made(made)
-        self._lists[known.addresses] = len(self._lists), known
-        self._made.append((node, made, known))
-        self._made_addresses += known.addresses
-        return list(made)
+        made = node.made(self._index)
+        self._lists[made.known.addresses] = len(self._lists), made.known
+        self._made.append((node, made))
+        self._made_addresses += made.known.addresses
+        return list(made.tensors)
 
     def run_alone(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call that is not gathered, the first one and the last.
@@ -315,7 +301,8 @@ class _Sequence:
         if node.results is None:
             return None
         made = zip(results, node.results, strict=True)
-        return [self._make(layout) if result is None else result for result, layout in made]
+        index = self._index
+        return [without_memory(x, index) if result is None else result for result, x in made]
 
     def _enter(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
         """Goes on to the node of a call with its tensors and numbers; raises as `add`."""
@@ -489,13 +476,6 @@ class _Sequence:
         made = 0 if results is None else len(results)
         return _Node(self._node, SequenceCall(op, placed, named, made), results)
 
-    def _make(self, layout: tuple[Any, ...]) -> Tensor:
-        """A tensor without memory."""
-        dtype, sizes, strides = layout
-        nbytes = storage_span(sizes, strides) * dtype.itemsize
-        storage = storages.new_storage(nbytes, self._index, _none_yet)
-        return storages.new_tensor(storage, dtype, sizes, strides, 0, self._index)
-
     # ---- their end
 
     def run(self) -> None:
@@ -504,7 +484,7 @@ class _Sequence:
         Raises:
             DeviceError: the GPU refused.
         """
-        needed = [_are_needed(tensors) for _, tensors, _ in self._made]
+        needed = [made.are_needed() for _, made in self._made]
         wanted = tuple(k for k, is_needed in enumerate(chain(*needed)) if is_needed)
         results = self._computed(wanted)
         if results is None:
@@ -512,13 +492,11 @@ class _Sequence:
         else:
             made = self._all_made()
             for position, result in zip(wanted, results, strict=True):
-                _give(made[position], result)
+                give(made[position], result)
             del made
-        for (node, tensors, known), are_needed in zip(self._made, needed, strict=True):
-            is_spare = len(node.spare) < 2 and not any(are_needed)
-            # Somebody who had them may have changed where they are.
-            if is_spare and storages.addresses_of(tensors) == known.addresses:
-                node.spare.append((tensors, known))
+        for (node, spare), are_needed in zip(self._made, needed, strict=True):
+            if len(node.spare) < 2 and not any(are_needed) and spare.lie_as_made():
+                node.spare.append(spare)
 
     def _computed(self, wanted: tuple[int, ...] | None) -> Sequence[Tensor | None] | None:
         """Runs all calls as a whole.
@@ -542,7 +520,7 @@ class _Sequence:
         return results
 
     def _all_made(self) -> list[Tensor]:
-        return [tensor for _, tensors, _ in self._made for tensor in tensors]
+        return [tensor for _, made in self._made for tensor in made.tensors]
 
     def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
         """What computes the sequence as a whole."""
@@ -593,37 +571,7 @@ class _Sequence:
             with _unsafe_preserve_version_counter(changed):  # they are counted
                 results = dispatch.run(call.op, *args, **kwargs)
             for result in results or ():
-                _give(next(later), result)
-
-
-class _Places:
-    """Where the tensors of a sequence are: among its arguments, or, as ~place, what it made."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}
-        self._slots: set[int] = set()
-        self._counts = [0, 0]
-
-    def find(self, arguments: Sequence[int], made: Sequence[int]) -> None:
-        """Takes the addresses that have been added to these since the last time."""
-        for k, addresses in enumerate((arguments, made)):
-            first, self._counts[k] = self._counts[k], len(addresses)
-            new = addresses[first:]
-            places = range(first, len(addresses))
-            self._places.update(zip(new, map(invert, places) if k else places, strict=True))
-            self._slots.update(storages.slots_of(new))
-
-    def get(self, address: int) -> int | None:
-        """The place of a tensor."""
-        return self._places.get(address)
-
-    def have_any(self, addresses: Sequence[int]) -> bool:
-        """Whether any of the tensors has a place."""
-        return not self._places.keys().isdisjoint(addresses)
-
-    def are_apart(self, slots: Sequence[int]) -> bool:
-        """Whether other storages are not those of the sequence, and each comes once."""
-        return self._slots.isdisjoint(slots) and len({*slots}) == len(slots)
+                give(next(later), result)
 
 
 class _Number:
@@ -639,18 +587,6 @@ class _Number:
 _ROUNDED = {torch.float16, torch.bfloat16, torch.int16, torch.int8}
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-
-
-def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
-    """Of each whether somebody else than the given list has it."""
-    references, uses = map(sys.getrefcount, tensors), map(_use_count, tensors)
-    return [r > _REFERENCES or u > _USES for r, u in zip(references, uses, strict=True)]
-
-
-def _give(tensor: Tensor, result: Tensor | None) -> None:
-    """Gives a tensor without memory that of a result; nothing to an empty one."""
-    if result is not None and result.numel():
-        storages.fill(tensor, storages.buffer_of(result))
 
 
 def _count_changes(op: OpOverload, args: Sequence[Any]) -> None:
