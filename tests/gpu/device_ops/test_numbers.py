@@ -114,6 +114,14 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
     ),
     "leaky_relu": (F.leaky_relu, GRID, (0.1, 0.2, 0.3)),
     "nan_to_num": (lambda x, n: x.nan_to_num(n), SPECIAL, (0.5, 1.5, 2.5)),
+    "halves": (
+        lambda x, n: (x == n, x > n, x <= n, x.clamp(-n, n), x.masked_fill(x > 0, n), x.eq(n)),
+        *(POSITIVE.half(), (0.1, 0.3, 0.7, 1e-9)),
+    ),
+    "halves of numbers": (
+        lambda x, n: (x.where(x > 1, n), torch.full_like(x, n), F.pad(x, (1, 1), value=n)),
+        *(POSITIVE.bfloat16(), (0.1, 0.3, 0.7, 1e-9)),
+    ),
     "float64": (
         lambda x, n: (x * n, x.add(x, alpha=n), x.abs() ** n, x == n, x.lerp(x + 1, n), n / x),
         *(WIDE, (0.1, 1e-12, 1 + 1e-12, 0.7)),

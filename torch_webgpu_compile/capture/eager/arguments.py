@@ -41,12 +41,6 @@ _NONE: frozenset[float] = frozenset()
 _STATIC_FLOATS = frozenset({"arange"})
 # Numbers that seldom change, whose float32 value would cost accuracy: beta2 ** step.
 _STATIC_NAMES = frozenset({"beta2"})
-# Operators that round a number to the tensor's dtype, where most compute in float32 with it.
-_ROUNDING = frozenset(
-    {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
-    | {"index_fill", "where", "constant_pad_nd", "threshold", "clamp", "clamp_min", "clamp_max"}
-    | {"hardtanh"}
-)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
@@ -273,7 +267,7 @@ def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | 
     name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
-    floats = (number_dtype(leaves), *(_FLOATS[:1] if name in _ROUNDING else _FLOATS))
+    floats = (number_dtype(leaves), *_FLOATS)
     if not found:
         return (dtype or torch.get_default_dtype()) in floats
     return (
