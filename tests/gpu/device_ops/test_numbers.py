@@ -122,6 +122,14 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
         lambda x, n: (x.where(x > 1, n), torch.full_like(x, n), F.pad(x, (1, 1), value=n)),
         *(POSITIVE.bfloat16(), (0.1, 0.3, 0.7, 1e-9)),
     ),
+    "complex": (
+        lambda x, n: (x * n, x.add(x, alpha=n), x / n, x.lerp(x * 2, n), torch.full_like(x, n)),
+        *(torch.complex(GRID, GRID.flip(0)), (0.1, 0.3, 0.7, 1e-9)),
+    ),
+    "complex of float64": (
+        lambda x, n: (x * n, x.add(x, alpha=n), n - x),
+        *(torch.complex(WIDE[3:6], WIDE[1:4]), (0.1, 1e-12, 1 + 1e-12)),
+    ),
     "float64": (
         lambda x, n: (x * n, x.add(x, alpha=n), x.abs() ** n, x == n, x.lerp(x + 1, n), n / x),
         *(WIDE, (0.1, 1e-12, 1 + 1e-12, 0.7)),
@@ -145,7 +153,7 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_numbers_compile_nothing(name: str) -> None:
     call, x, numbers = CALLS[name]
-    if x.dtype is torch.float64:
+    if x.dtype in (torch.float64, torch.complex128):
         require_float64()
     on_device = x.to("webgpu")
     for k, number in enumerate(numbers):

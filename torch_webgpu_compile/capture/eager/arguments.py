@@ -41,7 +41,8 @@ _NONE: frozenset[float] = frozenset()
 _STATIC_FLOATS = frozenset({"arange"})
 # Numbers that seldom change, whose float32 value would cost accuracy: beta2 ** step.
 _STATIC_NAMES = frozenset({"beta2"})
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+_WIDE = (torch.float64, torch.complex128)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
@@ -253,12 +254,11 @@ def _size_names(op: OpOverload) -> frozenset[str]:
 
 
 def number_dtype(leaves: Sequence[Any]) -> torch.dtype:
-    """What holds the numbers of calls with these leaves: float64 where one of them is."""
+    """What holds the numbers of calls with these leaves: float64 where one of them is as wide."""
     found = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
     found |= {x for x in leaves if isinstance(x, torch.dtype)}
-    return (
-        torch.float64 if torch.float64 in (found or {torch.get_default_dtype()}) else torch.float32
-    )
+    found = found or {torch.get_default_dtype()}
+    return torch.float32 if found.isdisjoint(_WIDE) else torch.float64
 
 
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
@@ -267,7 +267,7 @@ def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | 
     name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
-    floats = (number_dtype(leaves), *_FLOATS)
+    floats = _FLOATS + (_WIDE if number_dtype(leaves) is torch.float64 else ())
     if not found:
         return (dtype or torch.get_default_dtype()) in floats
     return (
