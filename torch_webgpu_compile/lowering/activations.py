@@ -134,12 +134,6 @@ def threshold_backward(grad: Scalar, x: Scalar, threshold: Number) -> Scalar:
     return where(x <= threshold, 0, grad)
 
 
-@lowers_elementwise(aten.softshrink.default)
-def softshrink(x: Scalar, lambd: Number = 0.5) -> Scalar:
-    """x, closer to 0 by lambd, which is not rounded; 0 inside of [-lambd, lambd]."""
-    return where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0))
-
-
 @lowers_elementwise(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(grad: Scalar, x: Scalar, lambd: Number) -> Scalar:
     """The gradient where x lies outside of [-lambd, lambd], 0 inside."""
