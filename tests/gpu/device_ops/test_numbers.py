@@ -130,6 +130,10 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
         lambda x, n: (x * n, x.add(x, alpha=n), n - x),
         *(torch.complex(WIDE[3:6], WIDE[1:4]), (0.1, 1e-12, 1 + 1e-12)),
     ),
+    "integers": (
+        lambda x, n: (x * n, n - x, x / n, x**n, x > n, x.clamp(-n, n), x.where(x > 1, n), x % n),
+        *(LABELS - 3, (0.1, 0.3, 1.7, 2.5)),
+    ),
     "float64": (
         lambda x, n: (x * n, x.add(x, alpha=n), x.abs() ** n, x == n, x.lerp(x + 1, n), n / x),
         *(WIDE, (0.1, 1e-12, 1 + 1e-12, 0.7)),

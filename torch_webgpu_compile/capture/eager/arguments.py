@@ -43,6 +43,8 @@ _STATIC_FLOATS = frozenset({"arange"})
 _STATIC_NAMES = frozenset({"beta2"})
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 _WIDE = (torch.float64, torch.complex128)
+# Numbers that are promoted with tensors: beside integers only, they make the result a float.
+_OPERANDS = frozenset({"self", "other", "exponent", "min", "max"})
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
@@ -158,6 +160,8 @@ def symbolic_leaves(
     if _base_name(op) in _STATIC_NUMBERS:
         return {}
     floats = _floats_allowed(op, leaves, kwargs.get("dtype"))
+    dtypes = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
+    are_integers = bool(dtypes) and dtypes.issubset(_INTEGERS)
     sizes = _size_names(op)
     signed = _SIGNED | {"padding"} if "_pad" in _base_name(op) else _SIGNED
     found: dict[int, frozenset[float]] = {}
@@ -173,7 +177,8 @@ def symbolic_leaves(
                 chosen = is_size or (item not in (0, 1) and (is_number or is_signed))
             elif type(item) is float and math.isfinite(item):
                 is_float = "float" in kind and name not in _STATIC_NAMES
-                chosen = floats and (is_number or is_float)
+                is_data = name in _OPERANDS if are_integers else is_number or is_float
+                chosen = floats and is_data
             else:
                 chosen = False
             if chosen and item not in special:
@@ -257,7 +262,7 @@ def number_dtype(leaves: Sequence[Any]) -> torch.dtype:
     """What holds the numbers of calls with these leaves: float64 where one of them is as wide."""
     found = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
     found |= {x for x in leaves if isinstance(x, torch.dtype)}
-    found = found or {torch.get_default_dtype()}
+    found = found.difference(_INTEGERS) or {torch.get_default_dtype()}
     return torch.float32 if found.isdisjoint(_WIDE) else torch.float64
 
 
@@ -270,8 +275,4 @@ def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | 
     floats = _FLOATS + (_WIDE if number_dtype(leaves) is torch.float64 else ())
     if not found:
         return (dtype or torch.get_default_dtype()) in floats
-    return (
-        dtype in (None, *floats)
-        and all(d in floats or d in _INTEGERS for d in found)
-        and any(d in floats for d in found)
-    )
+    return dtype in (None, *floats) and all(d in floats or d in _INTEGERS for d in found)
