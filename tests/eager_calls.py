@@ -90,7 +90,8 @@ def run_call(
         for k in call.arguments
     ]
     if call.numbers is not None:
-        arguments.append(np.frombuffer(call.numbers.compute(leaves), np.float32))
+        held_in = np.float64 if call.numbers.dtype is torch.float64 else np.float32
+        arguments.append(np.frombuffer(call.numbers.compute(leaves), held_in))
     if call.phase.seeds:
         arguments.append(np.arange(1, 2 * call.phase.seeds + 1, dtype=np.int32).reshape(-1, 2))
     arrays = interpret(graph, arguments, host_callback(graph), symbol_values(graph, call, leaves))

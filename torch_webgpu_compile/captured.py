@@ -27,8 +27,8 @@ class CapturedGraph:
         static_inputs: positions of parameters and buffers: the same tensors at every call.
         offsets: by position, where a tensor argument's first element is in the memory that is bound
             for it, in elements; 0 for the others. The fake tensor's own offset says nothing.
-        numbers: by the name of a symbolic float, (position, element) of its value in a float32
-            tensor argument with one dimension.
+        numbers: by the name of a symbolic float, (position, element) of its value in a tensor
+            argument with one dimension.
     """
 
     name: str

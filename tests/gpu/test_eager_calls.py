@@ -49,9 +49,8 @@ class Runner:
         leaves = tree_leaves((args, kwargs))
         values = [leaves[k] for k in self.call.arguments]
         if self.call.numbers is not None:
-            values.append(
-                torch.frombuffer(bytearray(self.call.numbers.compute(leaves)), dtype=torch.float32)
-            )
+            numbers = self.call.numbers
+            values.append(torch.frombuffer(bytearray(numbers.compute(leaves)), dtype=numbers.dtype))
         sizes = self.signature.variant(values).sizes
         externals = {}
         for value, entry in zip(values, self.plan.inputs, strict=True):

@@ -356,7 +356,22 @@ def test_the_learning_rate_of_fused_optimizers() -> None:
     assert not accepts(call, *lists(5.0), lr=0.01, **{**settings, "weight_decay": 0.0})
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_numbers_of_calls_with_float64_are_float64() -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    for op, arguments in (
+        (aten.mul.Tensor, (x,)),
+        (aten.eq.Scalar, (x,)),
+        (aten.fill_.Scalar, (x,)),
+        (aten.where.ScalarOther, (x > 0, x)),
+    ):
+        call = with_numbers(op, *arguments, 0.3)
+        assert len(arguments) in call.free_numbers
+        assert call.numbers is not None
+        given = np.frombuffer(call.numbers.compute([*arguments, 0.1]), np.float64)
+        assert given.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_numbers_that_float32_cannot_stand_for(dtype: torch.dtype) -> None:
     x = torch.ones(4).to(dtype)
     call = with_numbers(aten.fill_.Scalar, x, 0.1)
@@ -364,14 +379,17 @@ def test_numbers_that_float32_cannot_stand_for(dtype: torch.dtype) -> None:
     assert not accepts(call, x, 0.2)
 
 
-def test_half_precision_rounds_numbers_where_pytorch_does() -> None:
-    x = torch.tensor([0.1, 0.2, 0.3]).half()
-    assert with_numbers(aten.eq.Scalar, x, 0.1).numbers is None
-    assert with_numbers(aten.fill_.Scalar, x, 0.1).numbers is None
-    call = with_numbers(aten.mul.Tensor, x, 0.1)
-    assert call.free_numbers == {1}
-    check_reuse(call, aten.mul.Tensor, x, 0.7)
-    check_call(aten.mul.Tensor, x, 0.1)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_numbers_where_pytorch_does(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 0.2, 0.3, 0.7]).to(dtype)
+    for op in (aten.eq.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.fill_.Scalar, aten.mul.Tensor):
+        call = with_numbers(op, x, 0.1)
+        assert call.free_numbers == {1}
+        check_reuse(call, op, x, 0.3)
+        check_reuse(call, op, x, 0.7)
+        check_call(op, x, 0.1)
+    for number in (0.1, 0.3, 0.7):  # so are those of tensors without dimensions
+        check_call(aten.eq.Tensor, x, torch.tensor(number))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0, 3.0, -0.5, -1.0, -2.0])

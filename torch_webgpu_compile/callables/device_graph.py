@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -176,6 +177,18 @@ class _ResolvedCall:
     alone: bool
     many: _Many | None = None
     others: Sequence[tuple[UploadRecipe, int]] | None = None
+    order: Callable[[list[Any]], tuple[Any, ...]] | None = None
+
+    def on(self, memory: Sequence[AnyBuffer | None]) -> list[Any]:
+        """``buffers`` with the memory of all arguments that are tensors, in one step of C code."""
+        if self.order is None:
+            sources = list(range(len(memory), len(memory) + len(self.buffers)))
+            for position, place, _ in self.tensors:
+                sources[place] = position
+            self.order = itemgetter(*sources, 0)  # one more: of a single one it makes no tuple
+        buffers = list(self.order([*memory, *self.buffers]))
+        buffers.pop()
+        return buffers
 
     def sort_inputs(self, values: Sequence[Any]) -> Sequence[tuple[UploadRecipe, int]]:
         """Sets ``many`` and ``others`` by what a call gives; returns ``others``."""
@@ -350,14 +363,11 @@ class DeviceGraph(CompiledGraph):
             memory: of the tensors, which are as expected, so that nobody has to look at them.
         """
         resolved: _ResolvedCall = variant.resolved or self._resolved(variant, values)
-        buffers: list[Any] = resolved.buffers[:]
+        buffers: list[Any] = resolved.buffers[:] if memory is None else resolved.on(memory)
         moved: Collection[int] = ()  # positions of what may be in other memory than the argument
-        if memory is not None:
-            for position, place, _ in resolved.tensors:
-                buffers[place] = memory[position]
-        elif is_as_expected:
+        if memory is None and is_as_expected:
             storages.find_known(values, resolved.tensors, buffers)
-        else:
+        elif memory is None:
             moved = self._find(resolved, values, buffers)
         data: Sequence[GpuBuffer] = ()
         if resolved.data:

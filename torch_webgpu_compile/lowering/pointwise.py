@@ -421,10 +421,7 @@ def _register_comparison(name: str) -> None:
 
     @lowers(packet.Tensor, packet.Scalar)
     def lower(builder: Builder, self: Value, other: Operand) -> Value:
-        """A number is first rounded to the common dtype: comparisons do not widen."""
-        common = result_dtype((self, other))
-        rounded = rounded_operand(other, common)
-        return elementwise(builder, lambda a, b: apply(name, a, b), self, rounded, dtype=common)
+        return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

@@ -84,6 +84,22 @@ def test_results_are_not_used_again_while_somebody_has_them():
         torch.testing.assert_close(found.cpu(), torch.full(found.shape, 0.5 * k).exp())
 
 
+def test_results_of_which_only_views_are_left():
+    def f(device):
+        xs = tensors(device, 1.0, [(4, 2)] * 9)
+        made = torch._foreach_neg(xs)
+        shared, rows = [x.detach() for x in made[:5]], [x[1] for x in made]
+        torch._foreach_mul_(made, 3.0)
+        del made
+        torch._foreach_add_(rows, 1.0)
+        torch._foreach_add_(xs[:5], shared)
+        return xs, shared, rows
+
+    step = in_step(f)
+    for _ in range(3):
+        compare(step)
+
+
 def test_what_is_done_in_between_counts():
     def f(device):
         xs, ys = tensors(device), tensors(device, 2.0)
@@ -152,6 +168,29 @@ def test_lists_that_lie_otherwise_between_two_calls(count):
             torch._foreach_mul_(xs, ys)
             found += [x.clone() for x in xs]
         return found
+
+    compare(in_step(f))
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_lists_that_come_to_share_memory(count):
+    """In a step that was the same many times: other tensors, or the same ones elsewhere."""
+
+    def f(device):
+        wholes = tensors(device, 1.0, [(6,)] * count)
+        xs, ys = [x[:3] for x in wholes], tensors(device, 2.0, [(3,)] * count)
+        for turn in range(9):
+            if turn == 3:
+                ys[1].data = wholes[2][2:5]
+            if turn == 5:
+                ys[1].data = torch.ones(3, device=device)
+            if turn == 7:
+                ys = [x[:3] for x in wholes]
+            torch._foreach_add_(xs, 1.0)
+            torch._foreach_mul_(ys, 2.0)
+            torch._foreach_add_(xs, ys)
+            wholes[0].sum().item()  # all that was gathered has run
+        return wholes, ys
 
     compare(in_step(f))
 

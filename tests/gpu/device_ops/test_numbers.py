@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.providers import require_float64
 from torch_webgpu_compile import counters
 
 _INF, _NAN = float("inf"), float("nan")
 SPECIAL = torch.tensor([-_INF, -2.5, -2.0, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0, _INF, _NAN])
 GRID = torch.linspace(-2, 2, 128).view(8, 16)
 POSITIVE = GRID.abs() + 0.1
+WIDE = torch.tensor([-1e300, -2.0, -0.0, 0.1, 1 + 1e-12, 1e-300, _INF, _NAN], dtype=torch.float64)
 IMAGE = torch.linspace(-1, 1, 2 * 3 * 6 * 5).view(2, 3, 6, 5)
 LABELS = torch.tensor([0, 5, 2, 3, 5, 7, 1, 4])
 SCALES = (1.21, 1.25, 1.3, 1.32)  # with the same sizes of IMAGE
@@ -44,6 +46,14 @@ def smooth_l1(x: torch.Tensor, number: Number) -> torch.Tensor:
 def attention(x: torch.Tensor, number: Number) -> torch.Tensor:
     query, key, value = x.view(1, 2, 4, 16), x.flip(0).view(1, 2, 4, 16), x.sin().view(1, 2, 4, 16)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=number)
+
+
+def _step(kind: Any, x: torch.Tensor, lr: float, *others: torch.dtype) -> Any:
+    parameters = [nn.Parameter(x.to(dtype, copy=True)) for dtype in (x.dtype, *others)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 0.1)
+    kind(parameters, lr, foreach=True).step()
+    return [parameter.detach() for parameter in parameters]
 
 
 # By operator: what is called with (tensor, number), the tensor, and numbers. All but the first two
@@ -112,6 +122,42 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
     ),
     "leaky_relu": (F.leaky_relu, GRID, (0.1, 0.2, 0.3)),
     "nan_to_num": (lambda x, n: x.nan_to_num(n), SPECIAL, (0.5, 1.5, 2.5)),
+    "halves": (
+        lambda x, n: (x == n, x > n, x <= n, x.clamp(-n, n), x.masked_fill(x > 0, n), x.eq(n)),
+        *(POSITIVE.half(), (0.1, 0.3, 0.7, 1e-9)),
+    ),
+    "halves of numbers": (
+        lambda x, n: (x.where(x > 1, n), torch.full_like(x, n), F.pad(x, (1, 1), value=n)),
+        *(POSITIVE.bfloat16(), (0.1, 0.3, 0.7, 1e-9)),
+    ),
+    "complex": (
+        lambda x, n: (x * n, x.add(x, alpha=n), x / n, x.lerp(x * 2, n), torch.full_like(x, n)),
+        *(torch.complex(GRID, GRID.flip(0)), (0.1, 0.3, 0.7, 1e-9)),
+    ),
+    "complex of float64": (
+        lambda x, n: (x * n, x.add(x, alpha=n), n - x),
+        *(torch.complex(WIDE[3:6], WIDE[1:4]), (0.1, 1e-12, 1 + 1e-12)),
+    ),
+    "integers": (
+        lambda x, n: (x * n, n - x, x / n, x**n, x > n, x.clamp(-n, n), x.where(x > 1, n), x % n),
+        *(LABELS - 3, (0.1, 0.3, 1.7, 2.5)),
+    ),
+    "float64": (
+        lambda x, n: (x * n, x.add(x, alpha=n), x.abs() ** n, x == n, x.lerp(x + 1, n), n / x),
+        *(WIDE, (0.1, 1e-12, 1 + 1e-12, 0.7)),
+    ),
+    "float64 rounded": (
+        lambda x, n: (x.clamp(-n, n), x.where(x > 0, n), torch.full_like(x, n), x.clone().fill_(n)),
+        *(WIDE, (0.1, 1e-12, 1 + 1e-12, 1e300)),
+    ),
+    "step in float64": (
+        lambda x, n: _step(torch.optim.AdamW, x, n),
+        *(WIDE[:6], (0.1, 1e-3, 1 + 1e-12, 0.7)),
+    ),
+    "steps in float32 and float64": (
+        lambda x, n: _step(torch.optim.Adam, x, n, torch.float32),
+        *(WIDE[1:5], (0.1, 1e-3, 1 + 1e-12, 0.7)),
+    ),
 }
 
 
@@ -119,6 +165,8 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_numbers_compile_nothing(name: str) -> None:
     call, x, numbers = CALLS[name]
+    if x.dtype in (torch.float64, torch.complex128):
+        require_float64()
     on_device = x.to("webgpu")
     for k, number in enumerate(numbers):
         before = counters.kernels_compiled

@@ -42,13 +42,10 @@ _NONE: frozenset[float] = frozenset()
 _STATIC_FLOATS = frozenset({"arange"})
 # Numbers that seldom change, whose float32 value would cost accuracy: beta2 ** step.
 _STATIC_NAMES = frozenset({"beta2"})
-# Operators that round a number to the tensor's dtype, where most compute in float32 with it.
-_ROUNDING = frozenset(
-    {"eq", "ne", "lt", "le", "gt", "ge", "fill", "full", "full_like", "new_full", "masked_fill"}
-    | {"index_fill", "where", "constant_pad_nd", "threshold", "clamp", "clamp_min", "clamp_max"}
-    | {"hardtanh"}
-)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+_WIDE = (torch.float64, torch.complex128)
+# Numbers that are promoted with tensors: beside integers only, they make the result a float.
+_OPERANDS = frozenset({"self", "other", "exponent", "min", "max"})
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
@@ -164,6 +161,8 @@ def symbolic_leaves(
     if _base_name(op) in _STATIC_NUMBERS:
         return {}
     floats = _floats_allowed(op, leaves, kwargs.get("dtype"))
+    dtypes = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
+    are_integers = bool(dtypes) and dtypes.issubset(_INTEGERS)
     sizes = _size_names(op)
     signed = _SIGNED | {"padding"} if "_pad" in _base_name(op) else _SIGNED
     found: dict[int, frozenset[float]] = {}
@@ -177,7 +176,8 @@ def symbolic_leaves(
                 chosen = is_size or (item not in (0, 1) and (is_number or name in signed))
             elif type(item) is float and math.isfinite(item):
                 is_float = "float" in kind and name not in _STATIC_NAMES
-                chosen = floats and (is_number or is_float)
+                is_data = name in _OPERANDS if are_integers else is_number or is_float
+                chosen = floats and is_data
             else:
                 chosen = False
             if chosen and item not in special:
@@ -272,17 +272,21 @@ def _size_names(op: OpOverload) -> frozenset[str]:
     return frozenset(re.findall(r"SymInt\S* (\w+)", str(op._schema).split("->")[0])) & _SIZES
 
 
+def number_dtype(leaves: Sequence[Any]) -> torch.dtype:
+    """What holds the numbers of calls with these leaves: float64 where one of them is as wide."""
+    found = {x.dtype for x in leaves if isinstance(x, TensorSpec)}
+    found |= {x for x in leaves if isinstance(x, torch.dtype)}
+    found = found.difference(_INTEGERS) or {torch.get_default_dtype()}
+    return torch.float32 if found.isdisjoint(_WIDE) else torch.float64
+
+
 def _floats_allowed(op: OpOverload, leaves: Sequence[Any], dtype: torch.dtype | None) -> bool:
-    """Whether PyTorch computes with the operator's numbers in float32 at most."""
+    """Whether PyTorch computes with the operator's numbers in their `number_dtype` at most."""
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
     name = _base_name(op)
     if name in _STATIC_FLOATS:
         return False
-    floats = (torch.float32,) if name in _ROUNDING else _FLOATS
+    floats = _FLOATS + (_WIDE if number_dtype(leaves) is torch.float64 else ())
     if not found:
         return (dtype or torch.get_default_dtype()) in floats
-    return (
-        dtype in (None, *floats)
-        and all(d in floats or d in _INTEGERS for d in found)
-        and any(d in floats for d in found)
-    )
+    return dtype in (None, *floats) and all(d in floats or d in _INTEGERS for d in found)

@@ -67,8 +67,8 @@ class CapturedCall:
     Attributes:
         captured, phase: what `backend.compile_graph` takes.
         arguments: the leaf that each of the graph's arguments is, a tensor or an integer. The graph
-            may have two more. First, if there are ``numbers``: a vector of float32 with them. Then,
-            with ``phase.seeds``, random seeds: int32 (seeds, 2).
+            may have two more. First, if there are ``numbers``: a vector of them. Then, with
+            ``phase.seeds``, random seeds: int32 (seeds, 2).
         numbers: what computes that vector from the leaves; None: there is none.
         free_numbers: the leaves that may be any finite floats.
         results: the flattened result of the call.

@@ -36,6 +36,7 @@ from .arguments import (
     as_traced,
     as_written,
     groups_of_equals,
+    number_dtype,
     overlap,
     size_leaves,
     symbolic_leaves,
@@ -133,6 +134,7 @@ def capture(
     native: frozenset[OpOverload],
     sizes: Sizes | None = None,
     length: int = 0,
+    held_in: torch.dtype | None = None,
 ) -> CapturedCall:
     """Captures what is computed from leaves; see `capture_call`.
 
@@ -140,6 +142,7 @@ def capture(
         chosen: the leaves whose numbers are symbols, with the values that these may not have.
         sizes: which sizes are; None: none.
         length: a first size that is one symbol, for all tensors that have it; see `LaneInputs`.
+        held_in: the dtype of numbers; by default what the leaves need.
     """
     symbolic = sizes is not None or bool(chosen) or bool(length)
     inputs: StaticInputs | SymbolicInputs
@@ -150,7 +153,8 @@ def capture(
             else:
                 inputs = SymbolicInputs(leaves, chosen, sizes) if symbolic else StaticInputs(leaves)
             traced = _trace(traceable, leaves, inputs, native)
-            return _call(traceable, leaves, inputs, traced, native)
+            held_in = held_in or number_dtype(leaves)
+            return _call(traceable, leaves, inputs, traced, native, held_in)
     except UnsupportedOp:
         raise
     except Exception as error:
@@ -198,13 +202,14 @@ def _call(
     inputs: StaticInputs | SymbolicInputs,
     traced: Traced,
     native: frozenset[OpOverload],
+    held_in: torch.dtype,
 ) -> CapturedCall:
     taken = inputs.leaves
     mutated = tuple(taken[position] for position in traced.mutated)
     if overlap([leaves[k] for k in mutated]):
         raise UnsupportedOp(traceable.name, "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, traceable.gives_leaves)
-    places, numbers = _take_numbers(traced.module.graph, inputs)
+    places, numbers = _take_numbers(traced.module.graph, inputs, held_in)
     seeds = take_seeds(traced.module)
     real = separate_graph(traced.module, _table(native), native)
     phase = Phase(
@@ -228,7 +233,7 @@ def _call(
 
 
 def _take_numbers(
-    graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs
+    graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs, dtype: torch.dtype
 ) -> tuple[dict[str, tuple[int, int]], Numbers | None]:
     """Adds an argument with the numbers that the graph reads; where each of them is, by expression.
 
@@ -244,10 +249,10 @@ def _take_numbers(
     with graph.inserting_before(before):
         node = graph.placeholder("numbers")
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(entries),), dtype=torch.float32)
+        node.meta["val"] = torch.empty((len(entries),), dtype=dtype)
     position = len(arguments)
     places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
-    return places, Numbers(entries)
+    return places, Numbers(entries, dtype)
 
 
 def _check_schema(op: OpOverload) -> None:

@@ -1,7 +1,7 @@
 """The numbers that a graph's kernels read: what it computes of the call's own, on the host.
 
 ``1 - beta`` or ``1 / (1 - p)`` are computed once per call in float64, as PyTorch's kernels do
-before they start, and rounded to float32 only then.
+before they start, and rounded only then: to float32, where nothing in the call is float64.
 """
 
 from __future__ import annotations
@@ -62,20 +62,22 @@ class Numbers:
 
     Attributes:
         entries: the numbers.
-        compute: gives their values, float32, for leaves.
+        dtype: of their values, float32 or float64.
+        compute: gives these for leaves.
     """
 
-    def __init__(self, entries: Sequence[Number]) -> None:
+    def __init__(self, entries: Sequence[Number], dtype: torch.dtype) -> None:
         self.entries = tuple(entries)
-        self.compute = _computed(self.entries)
+        self.dtype = dtype
+        self.compute = _computed(self.entries, "d" if dtype is torch.float64 else "f")
 
 
-def _computed(entries: Sequence[Number]) -> Callable[[Sequence[Any]], bytes]:
+def _computed(entries: Sequence[Number], code: str) -> Callable[[Sequence[Any]], bytes]:
     printed = [_Printer(entry.symbols).doprint(entry.expr) for entry in entries]
     text = f"lambda leaves: ({''.join(f'{expr}, ' for expr in printed)})"
     compute = eval(text, {"math": math, "torch": torch})
     compute_ieee = eval(text, {"math": np, "torch": torch})
-    pack = struct.Struct(f"={len(entries)}f").pack
+    pack = struct.Struct(f"={len(entries)}{code}").pack
 
     def values(leaves: Sequence[Any]) -> bytes:
         try:
@@ -83,7 +85,7 @@ def _computed(entries: Sequence[Number]) -> Callable[[Sequence[Any]], bytes]:
         except (ArithmeticError, ValueError):  # Python raises where IEEE 754 has an infinity or NaN
             with np.errstate(all="ignore"):
                 wide = [np.float64(x) if type(x) is float else x for x in leaves]
-                return np.array(compute_ieee(wide), np.float32).tobytes()
+                return np.array(compute_ieee(wide), code).tobytes()
 
     return values
 

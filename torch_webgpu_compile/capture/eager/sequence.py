@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR
 from ...symbolic.sizes import may_overlap, storage_span
-from .arguments import key_of, symbolic_leaves
+from .arguments import key_of, number_dtype, symbolic_leaves
 from .calls import CapturedCall, TensorSpec
 from .capture import Traceable, apply_op, capture
 
@@ -372,7 +372,8 @@ def capture_lane(
     name = str(first) if len(calls) == 1 else f"the {len(calls)} operators from {first} to {last}"
     short = f"{len(calls)}_from_{first._schema.name.split('::')[-1]}"
     traceable = Traceable(name, short, apply, True, False)
-    return capture(traceable, own, chosen, native, length=layout.length)
+    held_in = number_dtype(leaves)  # the numbers of all lanes are in one tensor
+    return capture(traceable, own, chosen, native, length=layout.length, held_in=held_in)
 
 
 def _symbols(

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_structure
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
+from ...capture.eager.arguments import number_dtype
 from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.numbers import Number, Numbers
 from ...capture.eager.sequence import Lane, Layout, SequenceCall, capture_lane, divide, layout_of
@@ -146,6 +147,7 @@ class _Placing:
         self._wanted = frozenset(wanted)
         self._order = wanted
         self._index = index
+        self._held_in = number_dtype(leaves)
         self._device = devices.get_device(index)
         tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
         self._inputs = [_input(k, leaves[k]) for k in tensors]
@@ -194,7 +196,7 @@ class _Placing:
 
     def _form(self, key: Any, lane: Lane, layout: Layout) -> _Form:
         switches = torch.get_default_dtype(), switched(eager_options())
-        whole = id(self._device), switches, key
+        whole = id(self._device), switches, self._held_in, key
         known = _forms.find(whole)
         if known is None:
             known = _forms.keep(whole, [])
@@ -245,7 +247,7 @@ class _Placing:
     def _finished(self, name: str) -> CompiledOp:
         inputs = self._inputs
         if self._numbers:
-            spec = TensorSpec(torch.float32, (len(self._numbers),), (1,))
+            spec = TensorSpec(self._held_in, (len(self._numbers),), (1,))
             inputs = [*inputs, _input(len(inputs), spec)]
         plan = place(f"lists_{name}", self._parts, inputs, self._is_alone)
         given = (self._made[position] for position in self._given)
@@ -263,7 +265,7 @@ class _Placing:
                 CapturedGraph(plan.name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset()),
                 signature.phase,
                 tuple(range(len(self._inputs))),
-                Numbers(self._numbers) if self._numbers else None,
+                Numbers(self._numbers, self._held_in) if self._numbers else None,
                 frozenset(self._free),
                 tuple(Output(at[k]) if k in at else Constant(None) for k in self._order),
                 tree_structure([0] * len(self._order)),

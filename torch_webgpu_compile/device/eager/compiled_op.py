@@ -211,7 +211,8 @@ class CompiledOp:
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
-        self._takes_all = [*call.arguments] == [*range(len(specs))]
+        count = len(call.arguments)
+        self._first = count if [*call.arguments] == [*range(count)] else None
         self._numbers = None if call.numbers is None else call.numbers.compute
         self._seeds = call.phase.seeds
         # Results are picked of the graph's; if that is not all, of these, the leaves and constants.
@@ -281,7 +282,8 @@ class CompiledOp:
             known: of an earlier call with the same signature.
             memory: of the leaves that are tensors, see `DeviceGraph.run_at`.
         """
-        values = leaves[:] if self._takes_all else [leaves[k] for k in self._arguments]
+        first = self._first
+        values = [leaves[k] for k in self._arguments] if first is None else leaves[:first]
         if self._numbers is not None:
             values.append(self._numbers(leaves))
         if self._seeds:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import invert
 
 import torch
 from torch import Tensor
 
 from ...runtime.buffers import AnyBuffer
 from ..tensors import storages
-from ..tensors.storages import data_ptr
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]
@@ -45,48 +44,59 @@ class Description:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Description:
-        """What tensors are now."""
-        of_each = (tuple(map(get, tensors)) for get in (_dtype, _shape, _stride))
-        return cls(*of_each)
+        """What tensors are now: the one object."""
+        content = tuple(tuple(map(get, tensors)) for get in (_dtype, _shape, _stride))
+        found = _descriptions.get(content)
+        if found is None:
+            if len(_descriptions) >= _MOST_DESCRIPTIONS:
+                _descriptions.clear()
+            found = _descriptions[content] = cls(*content)
+        return found
 
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors of these dtypes lie so."""
-        return (
-            tuple(map(_shape, tensors)) == self.shapes
-            and tuple(map(_stride, tensors)) == self.strides
-        )
+    def of_each(self) -> zip[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
+        """(dtype, shape, strides) of each tensor."""
+        return zip(self.dtypes, self.shapes, self.strides, strict=True)
+
+
+_MOST_DESCRIPTIONS = 1 << 14
+_descriptions: dict[tuple[tuple[object, ...], ...], Description] = {}
 
 
 class KnownList:
     """A list of tensors that a sequence has met.
 
+    Tensors are told by their addresses: others that lie there as these do are as good.
+
+    Args:
+        addresses: of the tensors, see `storages.addresses_of`.
+        description: of them.
+        likeness: the same for all that lie so; None: there is none yet.
+        before: the list that the sequence met first before this one; None: this is the first.
+
     Attributes:
-        number: of the list in the sequence.
+        slots: of their storages.
+        residues: bytes of each address beyond a multiple of the binding alignment; 0 if there are
+            none.
     """
 
-    __slots__ = ("_addresses", "_description", "_likeness", "number")
+    __slots__ = (
+        *("addresses", "before", "description", "has_offsets", "likeness"),
+        *("residues", "slots"),
+    )
 
     def __init__(
         self,
-        number: int,
-        addresses: Sequence[int],
-        likeness: storages.Likeness | None,
+        addresses: tuple[int, ...],
         description: Description,
+        likeness: storages.Likeness | None = None,
+        before: KnownList | None = None,
     ) -> None:
-        self.number = number
-        self._addresses = addresses
-        self._likeness = likeness
-        self._description = description
-
-    def lies(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> bool:
-        """Whether the tensors are where they were, with their shapes and strides.
-
-        After ``tensor.data = other`` one of them is not.
-        """
-        likeness = self._likeness
-        return addresses == self._addresses and (
-            (likeness is not None and likeness.holds(tensors)) or self._description.holds(tensors)
-        )
+        self.addresses = addresses
+        self.description = description
+        self.likeness = likeness
+        self.before = before
+        self.slots = storages.slots_of(addresses)
+        self.residues, self.has_offsets = storages.residues_of(addresses)
 
 
 class Layouts:
@@ -101,31 +111,68 @@ class Layouts:
     def __init__(self) -> None:
         self.addresses: list[int] = []
         self._memory: list[storages.Memory] = []
-        self._descriptions: list[Description] = []
+        self._lists: list[KnownList] = []
+        self._has_offsets = False
 
-    def add(self, description: Description, addresses: Sequence[int]) -> None:
-        """Remembers tensors of this description."""
-        self.addresses += addresses
-        self._memory += storages.memory_at(addresses)
-        self._descriptions.append(description)
+    def add(self, found: KnownList) -> None:
+        """Remembers the tensors of a list."""
+        self.addresses += found.addresses
+        self._memory += storages.memory_in(found.slots)
+        self._lists.append(found)
+        self._has_offsets |= found.has_offsets
+
+    def of_each(self) -> list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
+        """(dtype, shape, strides) of each tensor."""
+        return list(chain.from_iterable(found.description.of_each() for found in self._lists))
 
     def buffers(self, count: int) -> list[AnyBuffer | None]:
         """The memory of the first ``count`` tensors.
 
         The last tensors may be missing: a call that was refused had added them.
         """
-        return storages.buffers_in(self._memory[:count], self.addresses[:count])
+        return storages.buffers_in(
+            self._memory[:count], self.addresses[:count] if self._has_offsets else ()
+        )
 
     def restored(self, tensors: Sequence[Tensor], index: int) -> list[Tensor]:
         """Those tensors as they were, on a device."""
-        dtypes, shapes, strides = (
-            list(chain.from_iterable(map(attrgetter(name), self._descriptions)))
-            for name in ("dtypes", "shapes", "strides")
-        )
         made = []
-        for k, tensor in enumerate(tensors):
-            layout = self.addresses[k], shapes[k], strides[k]
-            if layout != (data_ptr(tensor), tensor.shape, tensor.stride()):
-                tensor = storages.tensor_at(self._memory[k], dtypes[k], *layout, index)
+        now = storages.addresses_of(tensors)
+        for k, (tensor, layout) in enumerate(zip(tensors, self.of_each(), strict=False)):
+            address = self.addresses[k]
+            if (address, *layout[1:]) != (now[k], tensor.shape, tensor.stride()):
+                dtype, shape, strides = layout
+                memory = self._memory[k]
+                tensor = storages.tensor_at(memory, dtype, address, shape, strides, index)
             made.append(tensor)
         return made
+
+
+class Places:
+    """Where the tensors of a sequence are: among its arguments, or, as ~place, what it made."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._slots: set[int] = set()
+        self._counts = [0, 0]
+
+    def find(self, arguments: Sequence[int], made: Sequence[int]) -> None:
+        """Takes the addresses that have been added to these since the last time."""
+        for k, addresses in enumerate((arguments, made)):
+            first, self._counts[k] = self._counts[k], len(addresses)
+            new = addresses[first:]
+            places = range(first, len(addresses))
+            self._places.update(zip(new, map(invert, places) if k else places, strict=True))
+            self._slots.update(storages.slots_of(new))
+
+    def get(self, address: int) -> int | None:
+        """The place of a tensor."""
+        return self._places.get(address)
+
+    def have_any(self, addresses: Sequence[int]) -> bool:
+        """Whether any of the tensors has a place."""
+        return not self._places.keys().isdisjoint(addresses)
+
+    def are_apart(self, slots: Sequence[int]) -> bool:
+        """Whether other storages are not those of the sequence, and each comes once."""
+        return self._slots.isdisjoint(slots) and len({*slots}) == len(slots)

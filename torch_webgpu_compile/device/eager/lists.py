@@ -9,20 +9,19 @@ else, all that was remembered runs: compiled as a whole, or, where that is not p
 after the other. Everywhere else a sequence is one call.
 
 What a sequence is compiled for is found call by call in a tree (`_Node`): an edge is a call with
-all that matters to the compiler of its arguments. Tensors are described when the sequence meets
-them first, and told apart by identity and address after that.
+all that matters to the compiler of its arguments. Tensors are told by their addresses, and
+described when the sequence meets them first. What is the same in every step is looked at once: a
+list that lies where that of the last sequence lay has nothing to do with the other lists.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from math import isfinite
-from operator import invert
 from typing import Any
 
 import torch
@@ -34,30 +33,18 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
-from ...runtime.buffers import EmptiedBuffer
-from ...symbolic.sizes import storage_span
 from ..tensors import storages
 from ..tensors.aliasing import overlaps_itself, written_by
 from ..tensors.deferred import defer, settle
-from ..tensors.storages import data_ptr
 from . import dispatch, outputs, steps
 from .compiled_lists import compile_lists
 from .compiled_op import CompiledOp, KnownCall, specs_of
-from .list_layouts import EXACT, Description, KnownList, Layouts
+from .list_layouts import EXACT, Description, KnownList, Layouts, Places
+from .list_results import Results, give, without_memory
 
 _MOST_CALLS = 1 << 12
 _MOST_NODES = 1 << 14
 _MOST_PROGRAMS = 16  # of one sequence, by the numbers that are part of the code
-
-_none_yet = EmptiedBuffer(
-    "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
-    "error before this one): compute it again"
-)
-
-# What `sys.getrefcount` and `Tensor._use_count` say of what only a list has.
-_REFERENCES = next(map(sys.getrefcount, [object()]))
-_use_count: Callable[[Tensor], int] = Tensor._use_count  # type: ignore[attr-defined]
-_USES = next(map(_use_count, [torch.empty(0)]))
 
 _lock = threading.RLock()
 
@@ -132,16 +119,17 @@ class _Node:
         call: the last one, with `Leaf`s and `Made`s in place of tensors and numbers.
         count: how many calls there are.
         results: what the last call gives: (dtype, sizes, strides) of each tensor; None if nothing.
-        spare: such tensors of an earlier sequence that nobody has any more.
+        spare: such results of an earlier sequence that nobody has any more.
         children: the sequences with one call more.
-        described: of the next call's lists that were met first, by operator, place and length.
+        met: the next call's lists that were met first, of the last sequence: by operator, place
+            and length.
         programs: what was compiled, by the positions of the made tensors that are needed later;
             None: by a call that is not gathered.
     """
 
     __slots__ = (
         *("_made", "before", "call", "children", "count"),
-        *("described", "programs", "results", "spare"),
+        *("met", "programs", "results", "spare"),
     )
 
     def __init__(
@@ -154,11 +142,11 @@ class _Node:
         self.call = call
         self.count: int = 0 if before is None else before.count + 1
         self.results = results
-        self.spare: list[list[Tensor]] = []
+        self.spare: list[Results] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
-        self.described: dict[tuple[Any, ...], tuple[storages.Likeness, Description]] = {}
+        self.met: dict[tuple[Any, ...], KnownList] = {}
         self.programs: dict[tuple[int, ...] | None, list[_Program]] = {}
-        self._made: tuple[storages.Likeness | None, Description] | None = None
+        self._made: KnownList | None = None
 
     @property
     def _way(self) -> list[_Node]:
@@ -180,13 +168,14 @@ class _Node:
         """The ``results`` of all calls."""
         return list(chain(*(node.results or () for node in self._way)))
 
-    def made_like(self, made: Sequence[Tensor]) -> tuple[storages.Likeness | None, Description]:
-        """What the results of the last call are like, which are the same in all sequences."""
-        if self._made is None:
-            is_long = len(made) >= storages.FEWEST_OF_MANY
-            likeness = storages.Likeness(made) if is_long else None
-            self._made = likeness, Description.of(made)
-        return self._made
+    def made(self, index: int) -> Results:
+        """What the last call returns, on a device."""
+        assert self.results is not None
+        if self.spare:
+            return self.spare.pop()
+        made = Results(self.results, index, self._made)
+        self._made = self._made or made.known
+        return made
 
 
 class _Program:
@@ -227,7 +216,6 @@ class _Program:
 
 _current: _Sequence | None = None
 _roots: dict[tuple[int, torch.dtype], _Node] = {}
-_descriptions: dict[tuple[Any, ...], Description] = {}
 _nodes = 0
 
 
@@ -265,12 +253,12 @@ class _Sequence:
         self._node = root
         self._tensors: list[Tensor] = []  # each argument once
         self._layouts = Layouts()  # of these
-        self._starts: set[int] = set()  # of their storages: they share none
         self._numbers: list[float] = []
-        self._made: list[tuple[_Node, list[Tensor]]] = []
-        self._places: dict[int, int] = {}  # of tensors, by identity; ~place of made ones
+        self._made: list[tuple[_Node, Results]] = []
+        self._lists: dict[tuple[int, ...], tuple[int, KnownList]] = {}  # numbered, by addresses
+        self._last: KnownList | None = None  # of the lists of arguments
         self._made_addresses: list[int] = []
-        self._lists: dict[tuple[int, ...], KnownList] = {}
+        self._places = Places()
         self._is_alone = False  # whether no call may follow
 
     def __len__(self) -> int:
@@ -292,16 +280,11 @@ class _Sequence:
         _count_changes(op, args)
         if node.results is None:
             return None
-        made = node.spare.pop() if node.spare else list(map(self._make, node.results))
-        identities, addresses = tuple(map(id, made)), list(map(data_ptr, made))
-        known = KnownList(len(self._lists), addresses, *node.made_like(made))
-        self._lists[identities] = known
-        first = len(self._made_addresses)
-        self._made_addresses += addresses
-        places = map(invert, range(first, first + len(made)))
-        self._places.update(zip(identities, places, strict=True))
+        made = node.made(self._index)
+        self._lists[made.known.addresses] = len(self._lists), made.known
         self._made.append((node, made))
-        return list(made)
+        self._made_addresses += made.known.addresses
+        return list(made.tensors)
 
     def run_alone(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call that is not gathered, the first one and the last.
@@ -318,7 +301,8 @@ class _Sequence:
         if node.results is None:
             return None
         made = zip(results, node.results, strict=True)
-        return [self._make(layout) if result is None else result for result, layout in made]
+        index = self._index
+        return [without_memory(x, index) if result is None else result for result, x in made]
 
     def _enter(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
         """Goes on to the node of a call with its tensors and numbers; raises as `add`."""
@@ -372,61 +356,89 @@ class _Sequence:
     def _describe_tensors(
         self, tensors: Sequence[Tensor], key: list[Any], new: list[Tensor]
     ) -> None:
-        identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
-        known = self._lists.get(identities)
-        if known is not None:
-            if not known.lies(tensors, addresses):
+        addresses = storages.addresses_of(tensors)
+        numbered = self._lists.get(addresses)
+        if numbered is not None:
+            number, known = numbered
+            is_like = known.likeness is not None and known.likeness.holds(tensors)
+            if not is_like and self._description(tensors) is not known.description:
                 raise _DifferentError
-            key.append(~known.number)  # a list of numbers has its length there
+            key.append(~number)  # a list of numbers has its length there
             return
-        number = len(self._lists)
-        is_mixed = not self._places.keys().isdisjoint(identities)
-        if is_mixed:
-            places = tuple(map(self._places.get, identities))
-            if not all(map(self._is_there, places, addresses)):
-                raise _DifferentError
-            key.append(places)
-            of_all = KnownList(number, addresses, None, Description.of(tensors))
-            self._lists[identities] = of_all
-            tensors = [t for t, place in zip(tensors, places, strict=True) if place is None]
-            identities, addresses = tuple(map(id, tensors)), list(map(data_ptr, tensors))
-        starts = storages.starts_of(addresses)
-        count = len(self._starts) + len(starts)
-        self._starts.update(starts)
-        if len(self._starts) < count:
-            raise _DifferentError
-        likeness, description = self._description(key, tensors)
-        if not description.is_exact:
+        place = key[0], len(key), len(tensors)
+        met = self._node.met.get(place)
+        if met is not None and not (met.likeness is not None and met.likeness.holds(tensors)):
+            met = None
+        if met is None or met.before is not self._last or met.addresses != addresses:
+            self._places.find(self._layouts.addresses, self._made_addresses)
+            if self._places.have_any(addresses):
+                self._describe_mixed(tensors, addresses, key, new)
+                return
+            met = self._met(tensors, addresses, place, met)
+        if not met.description.is_exact:
             if len(self):
                 raise _DifferentError
             self._is_alone = True
-        if not is_mixed:
-            self._lists[identities] = KnownList(number, addresses, likeness, description)
-        first = len(self._layouts.addresses)
-        self._layouts.add(description, addresses)
-        key += description, storages.residues_of(addresses)
-        self._places.update(zip(identities, range(first, first + len(tensors)), strict=True))
+        self._last = met
+        self._lists[addresses] = len(self._lists), met
+        self._layouts.add(met)
+        key += met.description, met.residues
         new += tensors
 
-    def _is_there(self, place: int | None, address: int) -> bool:
-        """Whether a tensor is where it was when it got its place; after ``tensor.data = other``."""
-        if place is None:
-            return True
-        known = self._made_addresses[~place] if place < 0 else self._layouts.addresses[place]
-        return known == address
+    def _met(
+        self,
+        tensors: Sequence[Tensor],
+        addresses: tuple[int, ...],
+        place: tuple[Any, ...],
+        alike: KnownList | None,
+    ) -> KnownList:
+        """A list of tensors that is met first, at a place of the next call.
 
-    def _description(
-        self, key: Sequence[Any], tensors: Sequence[Tensor]
-    ) -> tuple[storages.Likeness | None, Description]:
-        """What matters of tensors, with what tells it of others; ``key``: all that comes before.
+        Args:
+            alike: one that lay so at this place.
 
         Raises:
             _DifferentError: they cannot be a part of this sequence.
         """
-        place = (key[0], len(key), len(tensors))
-        known = self._node.described.get(place)
-        if known is not None and known[0].holds(tensors):
-            return known
+        if alike is not None:
+            description, likeness = alike.description, alike.likeness
+        else:
+            description = self._description(tensors)
+            is_first = place not in self._node.met
+            likeness = storages.Likeness(tensors) if is_first else None
+        met = KnownList(addresses, description, likeness, self._last)
+        if not self._places.are_apart(met.slots):
+            raise _DifferentError
+        if likeness is not None:
+            self._node.met[place] = met
+        return met
+
+    def _describe_mixed(
+        self,
+        tensors: Sequence[Tensor],
+        addresses: tuple[int, ...],
+        key: list[Any],
+        new: list[Tensor],
+    ) -> None:
+        """`_describe_tensors` of a list of which some tensors have been met in others."""
+        places = tuple(map(self._places.get, addresses))
+        description = self._description(tensors)
+        met, made = self._layouts.of_each(), self._node.layouts
+        for place, lies in zip(places, description.of_each(), strict=True):
+            if place is not None and lies != (met[place] if place >= 0 else made[~place]):
+                raise _DifferentError
+        key.append(places)
+        self._lists[addresses] = len(self._lists), KnownList(addresses, description)
+        rest = [t for t, place in zip(tensors, places, strict=True) if place is None]
+        if rest:
+            self._describe_tensors(rest, key, new)
+
+    def _description(self, tensors: Sequence[Tensor]) -> Description:
+        """What matters of tensors.
+
+        Raises:
+            _DifferentError: they cannot be a part of this sequence.
+        """
         dtypes = tuple(map(_dtype, tensors))
         if not (EXACT | _ROUNDED).issuperset(dtypes):
             raise _DifferentError
@@ -434,12 +446,7 @@ class _Sequence:
             raise _DifferentError
         if {*map(Tensor.get_device, tensors)} - {self._index} or any(map(Tensor.is_neg, tensors)):
             raise _DifferentError
-        description = Description.of(tensors)
-        content = description.dtypes, description.shapes, description.strides
-        description = _descriptions.setdefault(content, description)
-        if known is None and len(tensors) >= storages.FEWEST_OF_MANY:
-            self._node.described[place] = storages.Likeness(tensors), description
-        return None, description
+        return Description.of(tensors)
 
     def _grown(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Node:
         """The node of a call that no sequence has had here; raises as `add`, or RuntimeError."""
@@ -448,16 +455,17 @@ class _Sequence:
             raise _DifferentError
         if _nodes >= _MOST_NODES:
             _roots.clear()
-            _descriptions.clear()
             _nodes = 0
         _nodes += 1
         results = _results(op, args, kwargs)
         numbers = len(self._numbers)
+        self._places.find(self._layouts.addresses, self._made_addresses)
 
         def place(value: Any) -> Any:
             nonlocal numbers
             if isinstance(value, Tensor):
-                place = self._places[id(value)]
+                place = self._places.get(*storages.addresses_of([value]))
+                assert place is not None
                 return Leaf(place) if place >= 0 else Made(~place)
             if type(value) is not float:
                 return value
@@ -468,13 +476,6 @@ class _Sequence:
         made = 0 if results is None else len(results)
         return _Node(self._node, SequenceCall(op, placed, named, made), results)
 
-    def _make(self, layout: tuple[Any, ...]) -> Tensor:
-        """A tensor without memory."""
-        dtype, sizes, strides = layout
-        nbytes = storage_span(sizes, strides) * dtype.itemsize
-        storage = storages.new_storage(nbytes, self._index, _none_yet)
-        return storages.new_tensor(storage, dtype, sizes, strides, 0, self._index)
-
     # ---- their end
 
     def run(self) -> None:
@@ -483,17 +484,19 @@ class _Sequence:
         Raises:
             DeviceError: the GPU refused.
         """
-        needed = chain(*(_are_needed(tensors) for _, tensors in self._made))
-        wanted = tuple(k for k, is_needed in enumerate(needed) if is_needed)
+        needed = [made.are_needed() for _, made in self._made]
+        wanted = tuple(k for k, is_needed in enumerate(chain(*needed)) if is_needed)
         results = self._computed(wanted)
         if results is None:
             self._run_singly()
         else:
             made = self._all_made()
             for position, result in zip(wanted, results, strict=True):
-                _give(made[position], result)
+                give(made[position], result)
             del made
-        self._keep_spare()
+        for (node, spare), are_needed in zip(self._made, needed, strict=True):
+            if len(node.spare) < 2 and not any(are_needed) and spare.lie_as_made():
+                node.spare.append(spare)
 
     def _computed(self, wanted: tuple[int, ...] | None) -> Sequence[Tensor | None] | None:
         """Runs all calls as a whole.
@@ -517,12 +520,7 @@ class _Sequence:
         return results
 
     def _all_made(self) -> list[Tensor]:
-        return [tensor for _, tensors in self._made for tensor in tensors]
-
-    def _keep_spare(self) -> None:
-        for node, tensors in self._made:
-            if len(node.spare) < 2 and not any(_are_needed(tensors)):
-                node.spare.append(tensors)
+        return [tensor for _, made in self._made for tensor in made.tensors]
 
     def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
         """What computes the sequence as a whole."""
@@ -573,7 +571,7 @@ class _Sequence:
             with _unsafe_preserve_version_counter(changed):  # they are counted
                 results = dispatch.run(call.op, *args, **kwargs)
             for result in results or ():
-                _give(next(later), result)
+                give(next(later), result)
 
 
 class _Number:
@@ -589,18 +587,6 @@ class _Number:
 _ROUNDED = {torch.float16, torch.bfloat16, torch.int16, torch.int8}
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-
-
-def _are_needed(tensors: Sequence[Tensor]) -> list[bool]:
-    """Of each whether somebody else than the given list has it."""
-    references, uses = map(sys.getrefcount, tensors), map(_use_count, tensors)
-    return [r > _REFERENCES or u > _USES for r, u in zip(references, uses, strict=True)]
-
-
-def _give(tensor: Tensor, result: Tensor | None) -> None:
-    """Gives a tensor without memory that of a result; nothing to an empty one."""
-    if result is not None and result.numel():
-        storages.fill(tensor, storages.buffer_of(result))
 
 
 def _count_changes(op: OpOverload, args: Sequence[Any]) -> None:

@@ -45,10 +45,14 @@ def install() -> None:
 
 def _in_its_storage(tensor: Tensor) -> Tensor:
     """The same elements as a tensor over the storage that they were made in."""
-    from ..tensors.storages import memory_at, tensor_at  # not at the top: `import torch` does this
+    from ..tensors.storages import (
+        memory_in,
+        slots_of,
+        tensor_at,
+    )  # not at the top: `import torch` does this
 
     address = tensor.data_ptr()
-    (memory,) = memory_at([address])
+    (memory,) = memory_in(slots_of([address]))
     if memory is None:
         return tensor
     index = devices.index_of(tensor.device)

@@ -234,22 +234,40 @@ Memory = _StorageReference | None
 """The memory of a storage, which stays as long as this is kept; None for an empty tensor's."""
 
 
-def memory_at(addresses: Sequence[int]) -> list[Memory]:
-    """The memory that addresses point into."""
-    return list(map(_references.get, [address >> _SLOT_BITS for address in addresses]))
+def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Where tensors begin; one without elements is nowhere, at a number of its own."""
+    addresses = tuple(map(data_ptr, tensors))
+    if all(addresses):
+        return addresses
+    return tuple([data_ptr(tensor) or -id(tensor) << _SLOT_BITS for tensor in tensors])
 
 
-def residues_of(addresses: Sequence[int]) -> tuple[int, ...] | int:
-    """Bytes of each address beyond a multiple of `BINDING_ALIGNMENT`; 0 if there are none."""
-    if not reduce(or_, addresses, 0) % BINDING_ALIGNMENT:
-        return 0
-    return tuple([address % BINDING_ALIGNMENT for address in addresses])
+def slots_of(addresses: Sequence[int]) -> list[int]:
+    """The storages that addresses point into: equal numbers are equal storages."""
+    return [address >> _SLOT_BITS for address in addresses]
+
+
+def memory_in(slots: Sequence[int]) -> list[Memory]:
+    """The memory of storages."""
+    return list(map(_references.get, slots))
+
+
+def residues_of(addresses: Sequence[int]) -> tuple[tuple[int, ...] | int, bool]:
+    """Bytes of each address beyond a multiple of `BINDING_ALIGNMENT`; 0 if there are none.
+
+    Also whether any tensor begins beyond the first of these multiples in its storage.
+    """
+    anywhere = reduce(or_, addresses, 0) & _OFFSET_MASK
+    residues = anywhere % BINDING_ALIGNMENT and tuple([a % BINDING_ALIGNMENT for a in addresses])
+    return residues, anywhere >= BINDING_ALIGNMENT
 
 
 def buffers_in(memory: Sequence[Memory], addresses: Sequence[int]) -> list[AnyBuffer | None]:
-    """The memory at addresses, from the last multiple of `BINDING_ALIGNMENT` before each on."""
+    """The memory of storages, each from the last multiple of `BINDING_ALIGNMENT` before an address
+    on; without addresses, from the start.
+    """
     buffers = [None if m is None else m.buffer for m in memory]
-    if reduce(or_, addresses, 0) & _OFFSET_MASK < BINDING_ALIGNMENT:
+    if not addresses:
         return list(buffers)
     starts = [(a & _OFFSET_MASK) // BINDING_ALIGNMENT * BINDING_ALIGNMENT for a in addresses]
     return [
