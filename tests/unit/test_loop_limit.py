@@ -98,7 +98,7 @@ def test_iterations_of_symbolic_sizes_are_known_with_them() -> None:
     few = loops(plan, **dict.fromkeys(symbols, 10))
     many = loops(plan, **dict.fromkeys(symbols, 100_000))
     assert 0 < max(few) < 20
-    assert max(many) > 1_000
+    assert max(many) > 700
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

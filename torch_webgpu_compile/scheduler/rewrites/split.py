@@ -59,7 +59,7 @@ SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
 # Where a driver ends loops after so many iterations: of them, one reduction's share in a kernel of
 # several; elements per iteration of the invocations that share a row, and of those of a column.
-_LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 4
+_LOOP_SHARE, _ROW_STEP, _COLUMN_STEP = 8, 1024, 8
 # Elements of an inner dimension per iteration, those of the loop inside of a tile included.
 _INNER_STEP = 2
 # Positions that an iteration of a depthwise weight's gradient goes through, at least.
