@@ -9,13 +9,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...capture.attention import operators
+from ...capture.decompositions import products
 from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from . import lists
-from .dispatch import PROPERTIES, run
+from .dispatch import PLAIN_TENSORS, PROPERTIES, run
 
 aten = torch.ops.aten
 
@@ -72,6 +74,44 @@ def scaled_dot_product_attention(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``aten::linear``, whole: its parts would be views of its argument and of its result, too.
+
+    Raises:
+        NotImplementedError: gradients are wanted of a bias that is more than a vector. PyTorch has
+            ``linear_backward`` compute them, which knows neither the bias nor its shape.
+    """
+    if bias is not None and bias.dim() > 1 and bias.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"linear has no gradient here for a bias of shape {tuple(bias.shape)}, only for one of "
+            "shape (out_features,) or (): add it to the result"
+        )
+    result: Tensor = run(aten.linear.default, input, weight, bias)
+    return result
+
+
+def linear_backward(
+    self: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
+) -> Any:
+    """``aten::linear_backward``, for all keys of the device: whole, unless its parts are wanted.
+
+    Its own derivative in PyTorch is not for complex numbers, nor for a weight that is a vector.
+    """
+    if _are_watched(self, grad_output, weight):
+        return products.linear_backward(self, grad_output, weight, output_mask)
+    return run(aten.linear_backward.default, self, grad_output, weight, output_mask)
+
+
+def _are_watched(*tensors: Tensor) -> bool:
+    """Whether somebody is to see operators on tensors: autograd, or what takes them apart."""
+    return (
+        (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or not PLAIN_TENSORS.issuperset(map(type, tensors))
+    )
 
 
 def fused_attention(*arguments: Any, **keywords: Any) -> Any:
