@@ -143,6 +143,13 @@ def _attention(device: str, batch: int, heads: int, length: int, size: int) -> C
     return _with_gradients(F.scaled_dot_product_attention, *tensors)
 
 
+def _masked_attention(device: str, batch: int, heads: int, length: int, size: int) -> Call:
+    """Without gradients; some keys are left out."""
+    tensors = [torch.randn(batch, heads, length, size).to(device) for _ in range(3)]
+    mask = (torch.arange(length) < length - 3).expand(batch, 1, length, length).to(device)
+    return lambda: F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+
+
 def _depthwise(device: str, batch: int, channels: int, side: int, *, backward: bool) -> Call:
     x, weight = torch.randn(batch, channels, side, side), torch.randn(channels, 1, 7, 7)
     x, weight = x.to(device), weight.to(device)
@@ -306,6 +313,7 @@ OPERATORS = (
     Row("randn", _randn, _MILLION, _FEW, is_random=True),
     Row("linear", partial(_linear, backward=False), _LINEAR, _SMALL_LINEAR),
     Row("linear_backward", partial(_linear, backward=True), _LINEAR, _SMALL_LINEAR),
+    Row("masked_attention", _masked_attention, (4, 12, 256, 64), (1, 2, 32, 16)),
     Row("attention_backward", _attention, (4, 12, 256, 64), (1, 2, 32, 16)),
     Row("depthwise", partial(_depthwise, backward=False), _DEPTHWISE, _SMALL_DEPTHWISE),
     Row("depthwise_backward", partial(_depthwise, backward=True), _DEPTHWISE, _SMALL_DEPTHWISE),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,11 @@ from .dispatch import PLAIN_TENSORS, PROPERTIES, run
 
 aten = torch.ops.aten
 
+_attention = aten.scaled_dot_product_attention.default
 _fused = aten._scaled_dot_product_fused_attention_overrideable
+_is_grad_enabled = torch.is_grad_enabled
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 _UNUSED = torch.empty((), dtype=torch.int64, device="cpu")
 _MATH = torch._C._SDPBackend.MATH.value
 _AT_ONCE = 16  # tensors that are joined by one kernel
@@ -50,9 +54,17 @@ def scaled_dot_product_attention(
     Raises:
         RuntimeError: only fused backends are allowed, and there is no kernel for these tensors.
     """
-    bias = _additive(attn_mask, query.dtype)  # PyTorch's plain attention would add True as 1
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
-    if not (supported and _is_fused_wanted()) or (is_causal and attn_mask is not None):
+    is_fused = supported and _is_fused_wanted() and not (is_causal and attn_mask is not None)
+    if is_fused and not _are_watched(query, key, value, attn_mask):
+        rest = attn_mask, dropout_p, is_causal
+        alone: Tensor = run(
+            _attention, query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
+        )
+        return alone
+    # PyTorch's plain attention would add True as 1.
+    bias = None if attn_mask is None else _additive(attn_mask, query.dtype)
+    if not is_fused:
         if not torch._C._get_math_sdp_enabled():
             raise RuntimeError(
                 "No available kernel. Aborting execution. The fused attention of webgpu tensors "
@@ -65,15 +77,34 @@ def scaled_dot_product_attention(
             error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
             if error is not None:
                 raise error
-        rest = bias, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
-            query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
+            *(query, key, value, bias, dropout_p, is_causal, None),
+            scale=scale,
+            enable_gqa=enable_gqa,
         )[0]
         return plain
     fused: Tensor = _fused.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`, for all keys of the device: without the statistics, which
+    only a backward pass reads."""
+    if _are_watched(input, weight, bias):
+        with_statistics = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+        normed: Tensor = with_statistics[0]
+        return normed
+    result: Tensor = run(aten.layer_norm.default, input, normalized_shape, weight, bias, eps)
+    return result
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -104,13 +135,16 @@ def linear_backward(
     return run(aten.linear_backward.default, self, grad_output, weight, output_mask)
 
 
-def _are_watched(*tensors: Tensor) -> bool:
+def _are_watched(*tensors: Tensor | None) -> bool:
     """Whether somebody is to see operators on tensors: autograd, or what takes them apart."""
+    if _is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
     return (
-        (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        or torch._C._len_torch_dispatch_stack() > 0
+        _modes() > 0
         or forward_ad._current_level >= 0
-        or not PLAIN_TENSORS.issuperset(map(type, tensors))
+        or not _PLAIN_OR_NONE.issuperset(map(type, tensors))
     )
 
 
@@ -139,12 +173,18 @@ def _is_fused_wanted() -> bool:
     return not is_first
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """`operators.additive` in one kernel, without the float32 between: masks may be large."""
-    if mask is None or mask.dtype != torch.bool:
+    if mask.dtype != torch.bool:
         return mask
-    kept, left_out = torch.zeros((), dtype=dtype), torch.full((), -torch.inf, dtype=dtype)
-    return torch.where(mask, kept, left_out)
+    return torch.where(mask, *_bounds(dtype))
+
+
+@cache
+def _bounds(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """0 and -inf on the CPU."""
+    of = {"dtype": dtype, "device": "cpu"}
+    return torch.zeros((), **of), torch.full((), -torch.inf, **of)  # type: ignore[call-overload]
 
 
 def batch_norm_gather_stats_with_counts(

@@ -114,6 +114,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 _WHOLE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _FOR_ALL_KEYS = (
     "scaled_dot_product_attention",
+    "layer_norm",
     "linear_backward",
     "batch_norm_gather_stats_with_counts",
 )
