@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 
 BOUNDS = {
     "add": Bound(1, 1, 1, 0, 36),
-    "add_": Bound(1, 1, 1, 0, 21),
+    "add_": Bound(1, 1, 1, 0, 17),
     "view": Bound(0, 0, 0, 0, 0),
     "slice": Bound(0, 0, 0, 0, 1),
     "empty": Bound(0, 0, 0, 0, 8),
@@ -50,10 +50,10 @@ BOUNDS = {
     "layer_norm": Bound(1, 1, 1, 0, 42),
     "rms_norm": Bound(1, 1, 1, 0, 43),
     "gelu": Bound(1, 1, 1, 0, 36),
-    "batch_norm": Bound(2, 2, 2, 0, 94),
+    "batch_norm": Bound(2, 2, 2, 0, 90),
     "randn": Bound(1, 1, 1, 0, 64),
     "linear": Bound(1, 1, 1, 0, 37),
-    "linear_backward": Bound(5, 3, 4, 0, 124),
+    "linear_backward": Bound(5, 3, 4, 0, 127),
     "masked_attention": Bound(1, 1, 1, 0, 44),
     "attention_backward": Bound(6, 3, 5, 0, 130),
     "depthwise": Bound(1, 1, 1, 0, 41),
