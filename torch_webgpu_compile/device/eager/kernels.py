@@ -139,7 +139,7 @@ def register() -> Callable[..., Any]:
             return run
         library = new_library("aten")
         kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
-        if torch.__version__ >= (2, 12):  # before, not of complex numbers
+        if torch.__version__ >= "2.12":  # before, not of complex numbers
             kernels["linear"] = composed.linear
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")
