@@ -113,6 +113,11 @@ def _layer_norm(device: str, rows: int, columns: int) -> Call:
     return lambda: F.layer_norm(x, (columns,), weight, bias)
 
 
+def _rms_norm(device: str, rows: int, columns: int) -> Call:
+    x, weight = torch.randn(rows, columns).to(device), torch.randn(columns).to(device)
+    return lambda: F.rms_norm(x, (columns,), weight)
+
+
 def _batch_norm(device: str, batch: int, channels: int, side: int) -> Call:
     norm = nn.BatchNorm2d(channels).to(device)
     x = torch.randn(batch, channels, side, side).to(device)
@@ -136,6 +141,13 @@ def _linear(device: str, rows: int, inner: int, columns: int, *, backward: bool)
 def _attention(device: str, batch: int, heads: int, length: int, size: int) -> Call:
     tensors = (torch.randn(batch, heads, length, size).to(device) for _ in range(3))
     return _with_gradients(F.scaled_dot_product_attention, *tensors)
+
+
+def _masked_attention(device: str, batch: int, heads: int, length: int, size: int) -> Call:
+    """Without gradients; some keys are left out."""
+    tensors = [torch.randn(batch, heads, length, size).to(device) for _ in range(3)]
+    mask = (torch.arange(length) < length - 3).expand(batch, 1, length, length).to(device)
+    return lambda: F.scaled_dot_product_attention(*tensors, attn_mask=mask)
 
 
 def _depthwise(device: str, batch: int, channels: int, side: int, *, backward: bool) -> Call:
@@ -286,6 +298,7 @@ OPERATORS = (
     Row("slice", _of(lambda x: x[3:9]), _SQUARE, _TINY),
     Row("empty", _empty, _SQUARE, _TINY),
     Row("half", _of(Tensor.half), _SQUARE, _TINY),
+    Row("contiguous", _of(lambda x: x.t().contiguous()), _SQUARE, _TINY),
     Row("sum", _of(torch.sum), _SQUARE, _TINY),
     Row("softmax", _of(lambda x: x.softmax(-1)), _SQUARE, _TINY),
     Row("cat", _of_two(lambda x, y: torch.cat((x, y))), _SQUARE, _TINY),
@@ -294,11 +307,13 @@ OPERATORS = (
     Row("cpu", _of(Tensor.cpu), (64,), (16,)),
     Row("upload", _upload, (64,), (16,)),
     Row("layer_norm", _layer_norm, _OF_TEXT, _LITTLE_TEXT),
+    Row("rms_norm", _rms_norm, _OF_TEXT, _LITTLE_TEXT),
     Row("gelu", _of(F.gelu), _OF_TEXT, _LITTLE_TEXT),
     Row("batch_norm", _batch_norm, (16, 64, 56), (2, 8, 14)),
     Row("randn", _randn, _MILLION, _FEW, is_random=True),
     Row("linear", partial(_linear, backward=False), _LINEAR, _SMALL_LINEAR),
     Row("linear_backward", partial(_linear, backward=True), _LINEAR, _SMALL_LINEAR),
+    Row("masked_attention", _masked_attention, (4, 12, 256, 64), (1, 2, 32, 16)),
     Row("attention_backward", _attention, (4, 12, 256, 64), (1, 2, 32, 16)),
     Row("depthwise", partial(_depthwise, backward=False), _DEPTHWISE, _SMALL_DEPTHWISE),
     Row("depthwise_backward", partial(_depthwise, backward=True), _DEPTHWISE, _SMALL_DEPTHWISE),

@@ -211,7 +211,7 @@ def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
 
 
 def _share_memory(grouping: Grouping, state: Compilation) -> Grouping:
-    return share_memory(grouping, of_many=state.lanes is not None)
+    return share_memory(grouping, single=state.lanes is not None or state.options.in_place)
 
 
 def _side_by_side(schedule: Schedule, state: Compilation) -> Schedule:
@@ -519,7 +519,8 @@ def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
     """
     tilings = sorted(tilings_for(target, options).items())
     text = format_graph(replace(graph, name="graph"))
-    parts = [plan_cache.sources_digest(), target.text, str(options.fusion), repr(tilings), text]
+    settings = f"{options.fusion} {options.in_place}"
+    parts = [plan_cache.sources_digest(), target.text, settings, repr(tilings), text]
     constants = (
         part
         for name, data in sorted(graph.constants.items())

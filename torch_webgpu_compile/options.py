@@ -99,8 +99,11 @@ class CompileOptions:
         provider: the WebGPU implementation, one of `PROVIDERS`.
         deterministic: results are the same bits in every run.
         fill_empty: ``torch.empty`` gives NaN and largest integers.
+        in_place: an argument that is the only one to change shares no memory with others, so that
+            it may be written where it is.
 
-    PyTorch has switches of its own for the last two: see `determinism`.
+    PyTorch has switches of its own for the two before the last: see `determinism`. The last one is
+    what is known of an eager call.
     """
 
     debug: frozenset[str] = frozenset()
@@ -115,6 +118,7 @@ class CompileOptions:
     provider: str = AUTO
     deterministic: bool = False
     fill_empty: bool = False
+    in_place: bool = False
 
     @property
     def adapters(self) -> list[str]:

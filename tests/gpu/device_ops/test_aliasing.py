@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.device_checks import DEVICE, compare
+from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.rotates(9)
 
@@ -106,6 +107,26 @@ def test_parts_of_words(dtype):
         return x, y, z
 
     compare(f)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_what_shares_memory_with_nothing_is_written_where_it_is(dtype):
+    def f(device):
+        x = torch.arange(256 * 8).reshape(256, 8).remainder(7).to(dtype).to(device)
+        for part in (x, x[128:], x[:, ::2], x[:128].t(), x[64:129, 1:4]):
+            part.add_(1)
+        x[64:128].mul_(x[64:128])  # twice the same memory
+        x[128:192].mul_(x[:64])  # other memory of the same storage
+        return x
+
+    x = compare(f)
+    torch.webgpu.synchronize()
+    before = torch.webgpu.memory_allocated()
+    torch.webgpu.reset_peak_memory_stats()
+    counters.reset()
+    x[128:].add_(1)
+    assert counters.dispatches == 1
+    assert torch.webgpu.max_memory_allocated() == before
 
 
 def test_many_rows_of_a_column():

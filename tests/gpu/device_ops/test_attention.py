@@ -6,6 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_webgpu_compile import counters
 
 pytestmark = pytest.mark.rotates(9)
 
@@ -35,6 +38,37 @@ def test_the_devices_own_attention(dtype, masked):
         strict=True,
     ):
         close(g.cpu(), w, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float])
+def test_attention_that_nobody_differentiates_is_one_kernel(kind, dtype):
+    q, k, v = (torch.randn(2, heads, 37, 16, dtype=dtype) for heads in (4, 2, 2))
+    mask = None if kind is None else (torch.rand(37, 37) > 0.1).to(kind)
+    mask = mask.to(dtype) if kind is torch.float else mask
+    here = [None if x is None else x.to("webgpu") for x in (q, k, v, mask)]
+    F.scaled_dot_product_attention(*here, enable_gqa=True)
+    counters.reset()
+    got = F.scaled_dot_product_attention(*here, is_causal=mask is None, enable_gqa=True)
+    assert counters.dispatches == 1
+    exact = [x.double() if x is not None and x.is_floating_point() else x for x in (q, k, v, mask)]
+    wanted = F.scaled_dot_product_attention(*exact, is_causal=mask is None, enable_gqa=True)
+    close(got.cpu(), wanted, dtype)
+
+
+def test_modes_see_the_parts_of_what_is_one_call():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    x = torch.randn(1, 2, 5, 16).to("webgpu")
+    with Mode():
+        F.scaled_dot_product_attention(x, x, x)
+        F.layer_norm(x, (16,))
+    fused = "_scaled_dot_product_fused_attention_overrideable"
+    assert seen == [fused, "native_layer_norm"]
 
 
 def test_the_devices_dropout_is_that_of_its_gradient():

@@ -11,6 +11,7 @@ from torch.func import (
     vmap,
 )
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.device_checks import DEVICE, compare, network, numbers
 
@@ -63,6 +64,54 @@ def test_gradient_penalty():
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     compare(f, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 3, 4), (5, 4), (5,)],
+        [(2, 3, 4), (5, 4), ()],
+        [(4,), (5, 4), (5,)],
+        [(2, 0, 4), (5, 4), (5,)],
+        [(2, 3, 0), (5, 0), (5,)],
+        [(2, 3, 4), (5, 4)],
+        [(3, 4), (4,)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_linear(shapes, dtype):
+    """It has a derivative of its own on devices, of which PyTorch's CPU has none."""
+
+    def f(device):
+        inputs = [
+            numbers(*shape, device=device, seed=seed).to(dtype) for seed, shape in enumerate(shapes)
+        ]
+        y = nn.functional.linear(*inputs)
+        first = torch.autograd.grad(y.abs().pow(2).sum(), inputs, create_graph=True)
+        return y, first, torch.autograd.grad(sum(x.abs().pow(2).sum() for x in first), inputs)
+
+    compare(f, rtol=1e-4, atol=1e-4, strides=False)
+
+
+def test_linear_is_taken_apart_by_who_asks():
+    def f(device):
+        x, w, b = (numbers(*s, device=device) for s in ((2, 3, 4), (5, 4), (5,)))
+        with FlopCounterMode(display=False) as counter:
+            nn.functional.linear(x, w, b).sum().backward()
+        each = vmap(grad(lambda w, x: nn.functional.linear(x, w).sum()), (None, 0))(w, x)
+        return counter.get_total_flops(), each
+
+    compare(f)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="linear is made of its parts there")
+def test_linear_with_a_bias_of_two_dimensions():
+    x, w, b = (numbers(*s, device=DEVICE) for s in ((3, 4), (5, 4), (1, 5)))
+    with pytest.raises(NotImplementedError, match="add it to the result"):
+        nn.functional.linear(x, w, b)
+    with torch.no_grad():
+        torch.testing.assert_close(nn.functional.linear(x, w, b), x @ w.t() + b)
 
 
 def test_retain_graph_error():

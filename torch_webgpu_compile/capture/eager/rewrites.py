@@ -1,7 +1,8 @@
-"""Operators that change their arguments, written with in-place operators.
+"""Operators that are traced as other ones, most of them because they change their arguments.
 
-The trace makes them functional. An operator is here if it has no decomposition, or if its schema
-does not say what it changes. Each function takes the arguments of the ATen schema.
+These are written with in-place operators, which the trace makes functional. An operator is here if
+it has no decomposition, or none that is wanted, or if its schema does not say what it changes. Each
+function takes the arguments of the ATen schema.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ..attention.operators import attention
 from ..decompositions import fused_optimizers
 from ..decompositions.fused_optimizers import wide
 from ..tracing import call_with_symbols
@@ -139,6 +141,7 @@ def update_scale(
 
 
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: attention,
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
     aten._embedding_bag.default: _of_one_dtype(aten._embedding_bag.default),

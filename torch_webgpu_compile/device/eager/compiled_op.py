@@ -38,7 +38,7 @@ from ...target import BINDING_ALIGNMENT
 from .. import devices
 from ..determinism import is_on, switched
 from ..generators import draw_seeds
-from ..tensors.aliasing import check_resized
+from ..tensors.aliasing import check_resized, sharing
 from ..tensors.storages import data_ptr
 from . import outputs
 
@@ -74,6 +74,7 @@ class Placement:
         spec: how the leaves are nested in (arguments, keywords).
         kind: equal for calls that one graph with symbolic sizes may serve.
         cause_for_host: why the call cannot be compiled, or "".
+        in_place: whether it changes arguments, none of which shares memory with another one.
     """
 
     index: int
@@ -81,6 +82,7 @@ class Placement:
     spec: pytree.TreeSpec
     kind: tuple[Any, ...]
     cause_for_host: str
+    in_place: bool = False
 
     @staticmethod
     def of(
@@ -115,8 +117,9 @@ class Placement:
         index = devices.index_of(place)
         # Tensors that are alike share their symbols.
         equals = tuple(groups_of_equals(op, *pytree.tree_unflatten(specs, spec)))
-        kind = (op, torch.get_default_dtype(), index, spec, equals, *map(_kind, specs))
-        return Placement(index, specs, spec, kind, _cause_for_host(tensors))
+        in_place = bool(written) and not sharing(leaves)
+        kind = (op, torch.get_default_dtype(), index, in_place, spec, equals, *map(_kind, specs))
+        return Placement(index, specs, spec, kind, _cause_for_host(tensors), in_place)
 
 
 def check_index_device(tensor: Tensor, index: Tensor) -> None:
@@ -396,24 +399,21 @@ class SwitchedGraph:
             graph.forget_sizes()
 
 
-def _compile(
-    call: CapturedCall, specs: tuple[Any, ...], index: int, uncounted: frozenset[int]
-) -> CompiledOp:
+def _compile(call: CapturedCall, placement: Placement, uncounted: frozenset[int]) -> CompiledOp:
     """Compiles a captured call.
 
     Args:
-        specs: its leaves.
-        index: the device.
         uncounted: the graph's arguments whose versions PyTorch does not count.
     """
-    graph, depends = _graph(call, index, uncounted, switched(eager_options()))
+    index, options = placement.index, replace(eager_options(), in_place=placement.in_place)
+    graph, depends = _graph(call, index, uncounted, switched(options))
     if not depends:
-        return CompiledOp(call, graph, specs)
+        return CompiledOp(call, graph, placement.specs)
 
     def again(on: bool) -> DeviceGraph:
-        return _graph(call, index, uncounted, switched(eager_options(), on))[0]
+        return _graph(call, index, uncounted, switched(options, on))[0]
 
-    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), specs)
+    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), placement.specs)
 
 
 def _graph(
@@ -435,7 +435,7 @@ def _graph(
 def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
     """Compiles a captured call of one operator."""
     # PyTorch counts the versions of what an operator changes, but not those in a list.
-    return _compile(call, placement.specs, placement.index, _of_lists(call, placement))
+    return _compile(call, placement, _of_lists(call, placement))
 
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:

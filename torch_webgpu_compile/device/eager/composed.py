@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...capture.attention import operators
+from ...capture.decompositions import products
 from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from . import lists
-from .dispatch import PROPERTIES, run
+from .dispatch import PLAIN_TENSORS, PROPERTIES, run
 
 aten = torch.ops.aten
 
+_attention = aten.scaled_dot_product_attention.default
 _fused = aten._scaled_dot_product_fused_attention_overrideable
+_is_grad_enabled = torch.is_grad_enabled
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 _UNUSED = torch.empty((), dtype=torch.int64, device="cpu")
 _MATH = torch._C._SDPBackend.MATH.value
 _AT_ONCE = 16  # tensors that are joined by one kernel
@@ -48,9 +54,17 @@ def scaled_dot_product_attention(
     Raises:
         RuntimeError: only fused backends are allowed, and there is no kernel for these tensors.
     """
-    bias = _additive(attn_mask, query.dtype)  # PyTorch's plain attention would add True as 1
     supported = query.dim() == 4 and operators.is_supported(query, key, value, enable_gqa)
-    if not (supported and _is_fused_wanted()) or (is_causal and attn_mask is not None):
+    is_fused = supported and _is_fused_wanted() and not (is_causal and attn_mask is not None)
+    if is_fused and not _are_watched(query, key, value, attn_mask):
+        rest = attn_mask, dropout_p, is_causal
+        alone: Tensor = run(
+            _attention, query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
+        )
+        return alone
+    # PyTorch's plain attention would add True as 1.
+    bias = None if attn_mask is None else _additive(attn_mask, query.dtype)
+    if not is_fused:
         if not torch._C._get_math_sdp_enabled():
             raise RuntimeError(
                 "No available kernel. Aborting execution. The fused attention of webgpu tensors "
@@ -63,15 +77,75 @@ def scaled_dot_product_attention(
             error = refusal(attend, (query, key, value, attn_mask, dropout_p, is_causal), {})
             if error is not None:
                 raise error
-        rest = bias, dropout_p, is_causal, None
         plain: Tensor = aten._scaled_dot_product_attention_math.default(
-            query, key, value, *rest, scale=scale, enable_gqa=enable_gqa
+            *(query, key, value, bias, dropout_p, is_causal, None),
+            scale=scale,
+            enable_gqa=enable_gqa,
         )[0]
         return plain
     fused: Tensor = _fused.default(
         query, key, value, bias, dropout_p, is_causal, False, scale=scale
     )[0]
     return fused
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`, for all keys of the device: without the statistics, which
+    only a backward pass reads."""
+    if _are_watched(input, weight, bias):
+        with_statistics = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+        normed: Tensor = with_statistics[0]
+        return normed
+    result: Tensor = run(aten.layer_norm.default, input, normalized_shape, weight, bias, eps)
+    return result
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``aten::linear``, whole: its parts would be views of its argument and of its result, too.
+
+    Raises:
+        NotImplementedError: gradients are wanted of a bias that is more than a vector. PyTorch has
+            ``linear_backward`` compute them, which knows neither the bias nor its shape.
+    """
+    if bias is not None and bias.dim() > 1 and bias.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"linear has no gradient here for a bias of shape {tuple(bias.shape)}, only for one of "
+            "shape (out_features,) or (): add it to the result"
+        )
+    result: Tensor = run(aten.linear.default, input, weight, bias)
+    return result
+
+
+def linear_backward(
+    self: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
+) -> Any:
+    """``aten::linear_backward``, for all keys of the device: whole, unless its parts are wanted.
+
+    Its own derivative in PyTorch is not for complex numbers, nor for a weight that is a vector.
+    """
+    if _are_watched(self, grad_output, weight):
+        return products.linear_backward(self, grad_output, weight, output_mask)
+    return run(aten.linear_backward.default, self, grad_output, weight, output_mask)
+
+
+def _are_watched(*tensors: Tensor | None) -> bool:
+    """Whether somebody is to see operators on tensors: autograd, or what takes them apart."""
+    if _is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return (
+        _modes() > 0
+        or forward_ad._current_level >= 0
+        or not _PLAIN_OR_NONE.issuperset(map(type, tensors))
+    )
 
 
 def fused_attention(*arguments: Any, **keywords: Any) -> Any:
@@ -99,12 +173,18 @@ def _is_fused_wanted() -> bool:
     return not is_first
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """`operators.additive` in one kernel, without the float32 between: masks may be large."""
-    if mask is None or mask.dtype != torch.bool:
+    if mask.dtype != torch.bool:
         return mask
-    kept, left_out = torch.zeros((), dtype=dtype), torch.full((), -torch.inf, dtype=dtype)
-    return torch.where(mask, kept, left_out)
+    return torch.where(mask, *_bounds(dtype))
+
+
+@cache
+def _bounds(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """0 and -inf on the CPU."""
+    of = {"dtype": dtype, "device": "cpu"}
+    return torch.zeros((), **of), torch.full((), -torch.inf, **of)  # type: ignore[call-overload]
 
 
 def batch_norm_gather_stats_with_counts(

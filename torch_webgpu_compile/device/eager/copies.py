@@ -10,13 +10,15 @@ from torch import Tensor
 from ..devices import index_of
 from ..tensors.aliasing import check_copy
 from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_device, to_host
-from ..tensors.storages import CPU_KEYS, new_tensor
+from ..tensors.storages import CPU_KEYS, new_storage, new_tensor
 from .dispatch import run
 
 _parameters: Any = torch.nn.parameter
 _WITHOUT_SIZES: type = _parameters.UninitializedTensorMixin
 _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
+_clone = torch.ops.aten.clone.default
+_ROW_MAJOR = (None, torch.preserve_format, torch.contiguous_format)  # of what is contiguous
 
 # Dtypes without kernels, and those of which kernels do not keep the bits of each NaN.
 _MOVED_AS = {
@@ -111,7 +113,8 @@ def to_copy(
         if tensor.is_cpu:
             return to_device(tensor, index_of(device))
     result: Tensor
-    if converted and device is None and memory_format is None and is_here(tensor):
+    is_staying = is_here(tensor) and (device is None or device == tensor.device)
+    if converted and is_staying and memory_format is None:
         result = run(_to_copy, tensor, dtype=dtype)  # in one step
         return result
     result = _to_copy.redispatch(
@@ -124,6 +127,28 @@ def to_copy(
         non_blocking=False,
         memory_format=memory_format,
     )
+    return result
+
+
+def clone(tensor: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    """``aten::clone``. What is contiguous after it is one step, and not two operators."""
+    result: Tensor
+    if tensor.numel() and not (tensor.is_conj() or tensor.is_neg()):
+        if tensor.is_contiguous():
+            if memory_format in _ROW_MAJOR:
+                nbytes, index = tensor.numel() * tensor.element_size(), tensor.get_device()
+                strides = () if memory_format is torch.contiguous_format else tensor.stride()
+                storage = new_storage(nbytes, index)
+                result = new_tensor(storage, tensor.dtype, tensor.shape, strides, 0, index)
+                if not copy_bytes(tensor, result):
+                    run(_copy, *_movable(result, tensor))
+                return result
+        elif memory_format is torch.contiguous_format and not (
+            tensor.dtype in _MOVED_AS or tensor.is_complex()
+        ):
+            result = run(_clone, tensor, memory_format=memory_format)
+            return result
+    result = _clone.redispatch(CPU_KEYS, tensor, memory_format=memory_format)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...capture.decompositions import distributions, factorizations
+from ...capture.decompositions import distributions, factorizations, products
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
 from .. import changes
@@ -37,7 +37,6 @@ _registered = False
 # Their composite kernels are made of views, factories and copies, which is all there is to do.
 _COMPOSITE = frozenset(
     {
-        "clone",
         "lift",
         "lift_fresh",
         "_lazy_clone",
@@ -68,6 +67,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "as_strided_": factories.as_strided_,
     "resize_": factories.resize_,
     "copy_": copies.copy_,
+    "clone": copies.clone,
     "_copy_from": copies.copy_from,
     "_local_scalar_dense": copies.local_scalar_dense,
     "equal": data_dependent.equal,
@@ -108,6 +108,15 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     **transformer_encoder.KERNELS,
 }
 
+# Composite operators that have a derivative of their own, for devices with a kernel. Their parts
+# would be several calls, views among them, each of which costs more than on other devices.
+_WHOLE = ("_fused_rms_norm", "_fused_rms_norm_backward")
+_FOR_ALL_KEYS = (
+    "scaled_dot_product_attention",
+    "layer_norm",
+    "linear_backward",
+    "batch_norm_gather_stats_with_counts",
+)
 
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
@@ -129,20 +138,26 @@ def register() -> Callable[..., Any]:
             return run
         library = new_library("aten")
         kernels = {**_KERNELS, **factories.view_kernels(), **composed.foreach_kernels()}
+        if torch.__version__ >= "2.12":  # before, not of complex numbers
+            kernels["linear"] = composed.linear
         for name, kernel in kernels.items():
             library.impl(name, untraced(kernel), "PrivateUse1")
-        for name in (*_taken_from_composites(kernels), *_REFUSING, *_READING, *_WRITING, *_FUSED):
+        whole = (*_REFUSING, *_READING, *_WRITING, *_WHOLE, *_FUSED)
+        for name in (*_taken_from_composites(kernels), *whole):
             on_lists = name.startswith("_foreach_") or name in _FUSED
             kernel = partial(lists.run if on_lists else run, _overload(name))
             library.impl(name, untraced(kernel), "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            for name in ("scaled_dot_product_attention", "batch_norm_gather_stats_with_counts"):
+            for name in _FOR_ALL_KEYS:
                 library.impl(name, untraced(getattr(composed, name)), key)
         for op, rule in {**OWN, **distributions.META}.items():
             name = op.name()
             # Nothing else tells what the results are like, when Dynamo traces a module.
             if not any(_has_kernel(name, key) for key in ("Meta", *_COMPOSITES)):
                 library.impl(name, untraced(rule), "Meta")
+        # For who takes operators apart, such as tensor subclasses.
+        rule = untraced(products.linear_backward)
+        library.impl("linear_backward", rule, "CompositeImplicitAutograd")
         for key in ("Conjugate", "Negative"):
             library.impl("_copy_from", torch.library.fallthrough_kernel, key)
         steps.watch(settle)

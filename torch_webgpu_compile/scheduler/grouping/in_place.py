@@ -14,7 +14,7 @@ from ...symbolic.sizes import ZERO, linearize
 from .fusion import Group, Grouping, depends
 
 
-def share_memory(grouping: Grouping, of_many: bool = False) -> Grouping:
+def share_memory(grouping: Grouping, single: bool = False) -> Grouping:
     """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
@@ -24,8 +24,11 @@ def share_memory(grouping: Grouping, of_many: bool = False) -> Grouping:
 
     A map may write over an input that takes its result, element by element, when it reads that
     input nowhere but where it writes: an optimizer's step binds a parameter once instead of twice,
-    and finds it where it was. A graph that changes one input only has no need of that: memory of
-    its own takes the place of the input's. Not so where the graph is one ``of_many``.
+    and finds it where it was. Of a graph that changes one input only, memory of its own may take
+    the place of the input's, whatever else has that memory.
+
+    Args:
+        single: whether a map also writes over the only input that changes.
 
     Returns:
         The same groups, in which those readers come first, over a graph in which the results share
@@ -44,7 +47,7 @@ def share_memory(grouping: Grouping, of_many: bool = False) -> Grouping:
         if not found:
             break
         copied |= found
-    if of_many or sum(output.mutates is not None for output in graph.outputs) > 1:
+    if single or sum(output.mutates is not None for output in graph.outputs) > 1:
         for at, group in enumerate(groups):
             if group.kind == "map":
                 sharing.visit_map(group, at)
