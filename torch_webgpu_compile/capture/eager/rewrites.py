@@ -140,7 +140,22 @@ def update_scale(
     return scale
 
 
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """``layer_norm``, whose parts in C++ would take ``eps`` for a constant."""
+    rest = normalized_shape, weight, bias, eps
+    result: Tensor = call_with_symbols(aten.native_layer_norm.default, input, *rest)[0]
+    return result
+
+
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
+    aten.layer_norm.default: layer_norm,
     aten.scaled_dot_product_attention.default: attention,
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,

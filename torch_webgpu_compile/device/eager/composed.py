@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -177,14 +177,8 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """`operators.additive` in one kernel, without the float32 between: masks may be large."""
     if mask.dtype != torch.bool:
         return mask
-    return torch.where(mask, *_bounds(dtype))
-
-
-@cache
-def _bounds(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """0 and -inf on the CPU."""
-    of = {"dtype": dtype, "device": "cpu"}
-    return torch.zeros((), **of), torch.full((), -torch.inf, **of)  # type: ignore[call-overload]
+    kept, left_out = torch.zeros((), dtype=dtype), torch.full((), -torch.inf, dtype=dtype)
+    return torch.where(mask, kept, left_out)
 
 
 def batch_norm_gather_stats_with_counts(
