@@ -35,7 +35,7 @@ from torch_webgpu_compile.runtime.interface import BindGroupMaker, Command, Disp
 from torch_webgpu_compile.target import Target
 
 from . import targets
-from .training import CASES, _step
+from .training import CASES, step_of
 
 # Rates that were measured on an H200, and are stored under its name, are not for this.
 H200 = replace(targets.H200, name="an H200's limits")
@@ -172,7 +172,7 @@ def peak_nbytes(name: str, backend: str | None, column: str) -> int | None:
     module, inputs = module.to("webgpu"), tuple(x.to("webgpu") for x in inputs)
     memory: Any = torch.webgpu  # type: ignore[attr-defined]
     memory.reset_peak_memory_stats()
-    step = _step(case, module, inputs, backend)
+    step = step_of(case, module, inputs, backend)
     with functorch_config.patch(activation_memory_budget=budget):
         for _ in range(3):
             step()

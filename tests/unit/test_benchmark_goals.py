@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -270,3 +271,29 @@ def test_fingerprints_tell_places_and_signs() -> None:
     assert turned["checks"] == [2.0, 3.0]
     assert negative["checks"] == found["checks"]
     assert len({found["bits"], turned["bits"], negative["bits"]}) == 3
+
+
+def test_benchmarks_import_from_each_other_what_is_there() -> None:
+    """Most of them run on a real GPU only, and type checks leave them out."""
+    files = {
+        path.stem: ast.parse(path.read_text()) for path in Path(eager.__file__).parent.glob("*.py")
+    }
+    for name, tree in files.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                known = set(files) if node.module is None else _defined(files[node.module])
+                missing = {alias.name for alias in node.names} - known
+                assert not missing, f"{name} imports {missing} from {node.module}"
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name)
+    return found
