@@ -95,7 +95,6 @@ CALLS: dict[str, tuple[Callable[..., Any], torch.Tensor, tuple[Number, ...]]] = 
     "attention gradient": (_gradient(attention), GRID, (0.3, 0.5, 1.5)),
     "attention of halves": (attention, GRID.half(), (0.3, 0.5, 1.5)),
     "layer_norm": (lambda x, n: F.layer_norm(x, (16,), eps=n), GRID, (1e-5, 1e-3, 0.1)),
-    "rms_norm": (lambda x, n: F.rms_norm(x, (16,), eps=n), GRID, (1e-5, 1e-3, 0.1)),
     "layer_norm in training": (
         lambda x, n: F.layer_norm(x.detach().requires_grad_(), (16,), eps=n).detach(),
         *(GRID, (1e-5, 1e-3, 0.1)),
