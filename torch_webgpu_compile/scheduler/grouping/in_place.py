@@ -116,7 +116,7 @@ class _Sharing:
             if not any(depends(self.groups, reader, at) for reader in readers):
                 self.groups[at].needs |= set(readers)
                 own = self.buffers[member.output]
-                self.buffers[member.output] = replace(own, shares=old.name)
+                self.buffers[member.output] = replace(own, shares=old.name, offset=old.offset)
 
     def _replaced(self, member: Member) -> Buffer | None:
         """The input whose elements, each in its place, are those of a member's buffer."""
@@ -125,12 +125,14 @@ class _Sharing:
         if result is None or name is None:
             return None
         own, old = self.buffers[member.output], self.buffers[name]
-        alike = own.dtype is old.dtype and own.span is old.span and own.numel is old.numel
-        starts = {own.offset, old.offset, result.offset}
-        if not alike or starts != {ZERO} or result.strides != old.strides:
+        reach = own.span + old.offset  # of what is in place
+        alike = own.dtype is old.dtype and reach is old.span and own.numel is old.numel
+        if not alike or {own.offset, result.offset} != {ZERO} or result.strides != old.strides:
             return None
-        # What follows in the last word, or vector, may be another tensor's.
-        words = own.dtype.packing == 1 or is_multiple_of(own.numel, VECTOR)
+        # What lies beside it in the first and last words, or vectors, may be another tensor's.
+        words = own.dtype.packing == 1 or (
+            is_multiple_of(own.numel, VECTOR) and is_multiple_of(old.offset, VECTOR)
+        )
         return old if words else None
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
@@ -176,7 +178,7 @@ def _reads_own_element(
 ) -> bool:
     """Whether each point reads of ``old`` only the element that it writes as ``member``."""
     own = buffers[member.output]
-    place = linearize(member.index, own.strides) + own.offset
+    place = linearize(member.index, own.strides) + old.offset
     for load in (load for other in group.members for load in loads_of(other.body)):
         if load.buffer == old.name:
             index = load_index(load)
