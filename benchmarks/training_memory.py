@@ -118,7 +118,7 @@ def open_counting_device() -> None:
 
 # -- what is kept for the backward -----------------------------------------------------------------
 
-_COMPUTED_ONCE = ("mm", "addmm", "bmm", "convolution", "attention", "scaled_dot_product")
+_COMPUTED_ONCE = ("linear", "mm", "addmm", "bmm", "convolution", "attention")
 
 
 def _policy(context: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
