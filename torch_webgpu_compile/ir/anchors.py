@@ -155,16 +155,17 @@ def _choose_axis(
         if is_multiple_of(count, VECTOR):
             flat = iteration("flat", count // VECTOR)
             lanes = [flat_values(name, sizes, flat * VECTOR + x) for x in range(VECTOR)]
-            if _contiguous(buffers, body, lanes):
+            found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
+            if _contiguous(found):
                 return axis
-            if _is_divided(sizes) and _are_evenly_spaced(buffers, body, lanes):
+            if _is_divided(sizes) and _are_evenly_spaced(found):
                 together.append(axis)
         first = flat_values(name, sizes, iteration("flat", count))
         steps[axis] = _smallest_step(buffers, body, first)
     if is_multiple_of(inner_count, VECTOR):
         # Of weights that are packed in words, whose scales may lie otherwise.
-        found = elements_per_access([body], buffers, numbered("k", node.inner), _PACKED)
-        if found >= _PACKED:
+        packed = elements_per_access([body], buffers, numbered("k", node.inner), _PACKED)
+        if packed >= _PACKED:
             return "inner"
     if together:
         return min(together, key=steps.__getitem__)
@@ -179,9 +180,12 @@ def _addresses(buffers: Mapping[str, Buffer], body: Scalar) -> list[Expr]:
     return [address_of(load, buffer.strides) + buffer.offset for load, buffer in largest]
 
 
-def _contiguous(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bool:
-    """Whether four lanes are one access, or all read the same element: several packed in one."""
-    found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
+def _contiguous(found: Sequence[Sequence[Expr]]) -> bool:
+    """Whether four lanes are one access, or all read the same element: several packed in one.
+
+    Args:
+        found: of each load, the addresses of the lanes.
+    """
     return bool(found) and all(
         are_aligned_neighbours(addresses) or len(set(addresses)) == 1 for addresses in found
     )
@@ -196,9 +200,8 @@ def _is_divided(sizes: Sequence[Expr]) -> bool:
     return any(not size.is_constant for size in sizes[1:])
 
 
-def _are_evenly_spaced(buffers: Mapping[str, Buffer], body: Scalar, lanes: Lanes) -> bool:
-    """Whether neighbours are always as far from each other, so that they lie in one line."""
-    found = [[substitute(a, env) for env in lanes] for a in _addresses(buffers, body)]
+def _are_evenly_spaced(found: Sequence[Sequence[Expr]]) -> bool:
+    """Whether lanes, given as above, are always as far from each other: they lie in one line."""
     return bool(found) and all(
         (step := addresses[1] - addresses[0]).is_constant
         and all(b - a is step for a, b in pairwise(addresses))

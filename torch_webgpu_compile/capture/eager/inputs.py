@@ -89,7 +89,7 @@ class Sizes:
         by_magnitude: whether the code depends on about how large they are.
         integers: the leaves that are sizes themselves.
         fixed: (leaf, dimension) of those that choose the code, which are constants.
-        alike: by leaf, the first tensor of a list of equally shaped ones, which have its symbols.
+        alike: by leaf, the first of equally shaped tensors, which have its symbols.
     """
 
     by_magnitude: bool = True

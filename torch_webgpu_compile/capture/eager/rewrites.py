@@ -140,17 +140,9 @@ def update_scale(
     return scale
 
 
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    """``layer_norm``, whose parts in C++ would take ``eps`` for a constant."""
-    rest = normalized_shape, weight, bias, eps
-    result: Tensor = call_with_symbols(aten.native_layer_norm.default, input, *rest)[0]
+def layer_norm(*arguments: Any) -> Tensor:
+    """``layer_norm`` without its switch: its parts in C++ would take ``eps`` for a constant."""
+    result: Tensor = call_with_symbols(aten.native_layer_norm.default, *arguments)[0]
     return result
 
 

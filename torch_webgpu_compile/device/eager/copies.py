@@ -49,11 +49,15 @@ def copy_(target: Tensor, source: Tensor | complex, non_blocking: bool = False) 
         copy_(torch._neg_view(target), torch._neg_view(source))
     elif target.get_device() == source.get_device() and is_here(source):
         check_copy(source, target)
-        if not copy_bytes(source, target):
-            run(_copy, *_movable(target, source))
+        _copy_here(target, source)
     else:
         copy_between_devices(source, target)
     return target
+
+
+def _copy_here(target: Tensor, source: Tensor) -> None:
+    if not copy_bytes(source, target):
+        run(_copy, *_movable(target, source))
 
 
 def _of_number(number: complex) -> Tensor:
@@ -140,8 +144,7 @@ def clone(tensor: Tensor, *, memory_format: torch.memory_format | None = None) -
                 strides = () if memory_format is torch.contiguous_format else tensor.stride()
                 storage = new_storage(nbytes, index)
                 result = new_tensor(storage, tensor.dtype, tensor.shape, strides, 0, index)
-                if not copy_bytes(tensor, result):
-                    run(_copy, *_movable(result, tensor))
+                _copy_here(result, tensor)
                 return result
         elif memory_format is torch.contiguous_format and not (
             tensor.dtype in _MOVED_AS or tensor.is_complex()
