@@ -44,7 +44,6 @@ from ...symbolic.sizes import (
     iteration,
     magnitude,
     magnitudes,
-    minimum,
     product,
     substitute,
     typical,
@@ -372,11 +371,15 @@ def _asked_parts(node: Contraction, target: Target) -> Expr:
     few parts leave multiprocessors idle, and each part too many is written and read. Workgroups
     that gather pixels wait for memory, so that twice as many as else are faster: 561 µs instead of
     708 for the weights of 7 × 7 of ResNet-50 on an H200, 256 instead of 303 for those of 3 × 3.
+    The class decides whether that leaves parts long enough: a minimum of two sizes that the call
+    asks for has no useful bound, and addresses would need 64 bits.
     """
     rows, columns = (ceildiv(product(sizes), as_expr(_TILE)) for sizes in (node.rows, node.columns))
     tiles = product(node.batch) * rows * columns
-    parts = ONE + as_expr(2 * cost.filling_workgroups(target) - 1) // tiles
-    return minimum(parts, ceildiv(product(node.inner), cost.INNER_PART))
+    filling = cost.filling_workgroups(target)
+    parts = [ONE + as_expr(workgroups - 1) // tiles for workgroups in (filling, 2 * filling)]
+    is_long = typical(parts[1]) * cost.INNER_PART <= typical(product(node.inner))
+    return parts[is_long]
 
 
 def _divisors(inner: Sequence[Expr], parts: int) -> Sequence[int] | None:
