@@ -10,6 +10,8 @@ import pytest
 
 from torch_webgpu_compile import counters
 
+pytestmark = pytest.mark.rotates(3)
+
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "## Your own model",
