@@ -8,7 +8,7 @@
       --small                                   sizes for a CPU or a software adapter
       --systems webgpu,autotuned                other systems than the usual ones
       --plot                                    a figure per suite (`benchmarks.plot`)
-    python -m benchmarks.report FILE…           the table of the README, from the JSON of runs
+    python -m benchmarks.report FILE…           the table of docs/performance.md, from JSON of runs
     python -m benchmarks.tilings gpt2 bert      tilings of products, measured inside their models
     python -m benchmarks.eager                  eager calls and models beside eager CUDA
     python -m benchmarks.generate               tokens per second of a language model

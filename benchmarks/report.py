@@ -1,6 +1,6 @@
 """Results as text, as JSON and as Markdown.
 
-python -m benchmarks.report FILE…    the table of a README from the JSON of runs
+python -m benchmarks.report FILE…    the table of docs/performance.md from the JSON of runs
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """The table of a README: times, then goals. Later runs replace figures of earlier ones."""
+    """The table of docs/performance.md: times, then goals; later runs replace earlier figures."""
     machine = runs[-1]["machine"]
     cases: dict[str, Any] = {}
     for run in runs:

@@ -157,6 +157,9 @@ def page(rows: list[dict[str, Any]], adapter: str, version: str) -> str:
     lines = [
         "# Accuracy of scalar functions",
         "",
+        "For everyone who depends on the last digits: this page answers how large the error of",
+        "each scalar function is, beside the CPU's.",
+        "",
         "Written by `python -m tests.accuracy`; do not edit. Every function in float32 against",
         "float64, beside PyTorch's own float32 on the CPU.",
         "",

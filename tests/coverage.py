@@ -211,6 +211,9 @@ def render(coverage: Coverage, others: Mapping[str, Coverage] = MappingProxyType
     parts = [
         "# Operators",
         "",
+        "For everyone who wants to know whether an operator runs on the GPU: this page answers,",
+        "for each of PyTorch's operators and dtypes, what is native, and what runs on the host.",
+        "",
         "PyTorch's own operator samples (OpInfo) on the device `webgpu`, compared with the CPU.",
         "Made by `python -m tests.coverage`; do not edit.",
         "",

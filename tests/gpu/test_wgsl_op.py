@@ -352,9 +352,9 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     close(example.snake(x, frequency), wanted, rtol=0, atol=4 * 2**-11)
 
 
-def test_the_readme() -> None:
-    section = (ROOT / "README.md").read_text().split("### Your own operators\n")[1]
-    (program,) = re.findall(r"```python\n(.*?)```", section.split("\n### ")[0], re.DOTALL)
+def test_the_page() -> None:
+    page = (ROOT / "docs/wgsl-operators.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"torch": torch}
     exec(program, names)
     assert counters.dispatches == 1

@@ -101,6 +101,10 @@ def page(results: Path) -> str:
     lines = [
         "# Tests that others wrote",
         "",
+        "For everyone who asks whether programs written for other devices run here: this page",
+        "answers which tests of PyTorch and of libraries pass on the device, and why others",
+        "do not.",
+        "",
         "A random share of each suite, run on the CPU, and what passed there on the device",
         "`webgpu`. Made by `python -m tests.judges`; do not edit. What is skipped on the device is",
         "not counted as compared; what the CPU alone skips, as it is no accelerator, is. A test",

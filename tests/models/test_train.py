@@ -1,4 +1,6 @@
-"""The programs in ``examples`` that train, as a user runs them, and the README's text of them."""
+"""The programs in ``examples`` that train, as a user runs them, and the text of them in
+``docs/training.md``.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,9 @@ print(repr(train_text.main(sys.argv[1:])))
 """
 
 
-def test_the_readme_has_the_text_of_the_program() -> None:
-    readme = (ROOT / "README.md").read_text()
-    section = readme.split("### Training\n")[1].split("\n### ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+def test_the_page_has_the_text_of_the_program() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = (ROOT / "examples/train_digits.py").read_text()
     assert blocks
     for block in blocks:
