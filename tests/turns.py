@@ -1,0 +1,235 @@
+"""The pytest plugin of turns: leaves out the tests whose turn it is not, and keeps the ledger.
+
+Naming tests leaves out none of them: a file, ``path::name``, ``-k`` or ``-m``; so does
+``--every-case``. Folders take turns, and so do names with ``--in-turn``. ``--one-of 16`` has all
+tests take turns: one marked ``rotates(n)`` runs in one of ``max(n, 16)``.
+``--changed`` runs what depends on a change (`tests.changed`), and little of the rest.
+
+Only the process that started the run reads and writes the ledger (`tests.ledger`): xdist's workers
+get what it read, so that all of them choose the same tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import changed, rotation
+from tests.ledger import Ledger, Outcome, path_from_environment
+from tests.rotation import NEVER, Case, Past
+
+_WRITTEN_EACH_SECONDS = 10  # what a run that is killed loses
+_REST = 96  # of what does not depend on a change, one test of so many
+_UNKNOWN_SECONDS = 0.5  # of a test that has not run yet
+
+
+@dataclass
+class Plan:
+    """What a run's choice depends on; the same in all of its processes.
+
+    Attributes:
+        turn: of the run.
+        past: of the tests, by node id.
+        near: test files that depend on a change, and operators in brackets, the nearest first;
+            None without ``--changed``.
+        worker_seconds: that the tests of those may take in each worker.
+    """
+
+    turn: int
+    past: Mapping[str, Past] = field(default_factory=dict)
+    near: Sequence[str] | None = None
+    worker_seconds: float = 0
+
+    def sent(self) -> dict[str, Any]:
+        """As data of the kinds that xdist sends."""
+        past = {test: astuple(known) for test, known in self.past.items()}
+        return {**vars(self), "past": past, "near": self.near and list(self.near)}
+
+    @classmethod
+    def received(cls, sent: Mapping[str, Any]) -> Plan:
+        """The inverse of `sent`."""
+        return cls(**{**sent, "past": {test: Past(*known) for test, known in sent["past"].items()}})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that say what is left out."""
+    group = parser.getgroup("turns", "tests that take turns (tests/turns.py)")
+    group.addoption("--every-case", action="store_true", help="leave out nothing")
+    in_turn = "take turns in files and tests that are named, too"
+    group.addoption("--in-turn", action="store_true", help=in_turn)
+    one_of = "run at most one of so many shares of every test"
+    group.addoption("--one-of", type=int, metavar="SHARES", help=one_of)
+    since = "run what depends on changes since COMMIT (default: since the branch left main)"
+    group.addoption("--changed", nargs="?", const="", metavar="COMMIT", help=since)
+    seconds = "what depends on a change may take so long in each worker"
+    group.addoption("--changed-seconds", type=float, default=90.0, help=seconds)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Finds out whose turn it is, or is told by the process that did."""
+    if hasattr(config, "workerinput"):
+        plan, keeper = Plan.received(config.workerinput["turns"]), None
+    else:
+        plan, keeper = _planned(config)
+    rotation.use_turn(plan.turn)
+    config.pluginmanager.register(Turns(config, plan), "turns")
+    if keeper is not None:
+        config.pluginmanager.register(keeper, "turns-keeper")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Another run in this process has its own turn."""
+    rotation.use_turn(None)
+
+
+def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
+    plan, ledger, title = Plan(rotation.turn_of_commit()), None, "turn {} of the commit"
+    path = path_from_environment()
+    if path is not None and not config.option.collectonly:
+        provider = os.environ.get("TORCH_WEBGPU_PROVIDER") or "auto"
+        ledger = Ledger(path, f"{provider}, torch {version('torch')}")
+        try:
+            plan = Plan(ledger.begin(plan.turn), ledger.read())
+            title = f"turn {{}} of {path}"
+        except (OSError, sqlite3.Error) as error:
+            title, ledger = f"turn {{}} of the commit; {path} cannot be used: {error}", None
+    lines = [title.format(plan.turn)]
+    if config.option.changed is not None:
+        near = changed.near_tests(Path(config.rootpath), config.option.changed)
+        plan.near, plan.worker_seconds = [*near.reasons], config.option.changed_seconds
+        lines.append(near.summary())
+    return plan, Keeper(plan, ledger, lines)
+
+
+class Turns:
+    """Leaves out tests, in each process that collects them."""
+
+    def __init__(self, config: pytest.Config, plan: Plan) -> None:
+        self._plan = plan
+        option, folder = config.option, config.invocation_params.dir
+        self._shares: int | None = option.one_of
+        self._all = option.every_case
+        in_turn = option.in_turn or option.one_of is not None or plan.near is not None
+        asked = [] if in_turn else [argument.partition("::") for argument in config.args]
+        by_words = option.keyword or option.markexpr
+        self._all_named = not in_turn and (by_words or any(name for _, _, name in asked))
+        self._files = {(folder / path).resolve() for path, _, _ in asked}
+        self._workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+
+    def is_named(self, item: pytest.Item) -> bool:
+        """Whether the command line asks for all of a test."""
+        return bool(self._all or self._all_named or item.path.resolve() in self._files)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leaves out the tests whose turn it is not; those that failed come first."""
+        past, near = self._plan.past, self._near(items)
+        shares = self._shares or (1 if self._plan.near is None else _REST)
+        cases = [
+            Case(item.nodeid, getattr(item, "originalname", item.name), max(shares, _marked(item)))
+            for item in items
+            if item.nodeid not in near and not self.is_named(item)
+        ]
+        left = {case.test for case in cases} - rotation.chosen(cases, self._plan.turn, past)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+        items[:] = [item for item in items if item.nodeid not in left]
+        items.sort(key=lambda item: past.get(item.nodeid, NEVER).failed is None)
+
+    def _near(self, items: Sequence[pytest.Item]) -> set[str]:
+        """The tests that depend on a change, as many as there is time for, the nearest first."""
+        places: dict[str, list[str]] = {}
+        for item in items if self._plan.near else ():
+            places.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
+            if operator := _operator(item):
+                places.setdefault(f"[{operator}]", []).append(item.nodeid)
+        found, seconds = set[str](), self._plan.worker_seconds * self._workers
+        for place in self._plan.near or ():
+            for test in sorted({*places.get(place, ())} - found, key=self._age):
+                seconds -= self._plan.past.get(test, NEVER).seconds or _UNKNOWN_SECONDS
+                if seconds < 0:
+                    return found
+                found.add(test)
+        return found
+
+    def _age(self, test: str) -> tuple[bool, float, int]:
+        known = self._plan.past.get(test, NEVER)
+        return known.failed is None, known.passed or 0, rotation.mixed(test)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """A test that failed has the turn again in which it did: what it picks is the same."""
+        failed = self._plan.past.get(item.nodeid, NEVER).failed
+        rotation.use_turn(self._plan.turn if failed is None else failed)
+        return (yield)
+
+
+def _operator(item: pytest.Item) -> str:
+    """The last part of the name of the operator whose samples a test runs, if it does."""
+    callspec = getattr(item, "callspec", None)
+    name = callspec.params.get("name") if callspec is not None else None
+    return name.rpartition(".")[2] if isinstance(name, str) else ""
+
+
+def _marked(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("rotates")
+    return 1 if marker is None else int(marker.args[0])
+
+
+class Keeper:
+    """Keeps the ledger, in the process that started the run."""
+
+    def __init__(self, plan: Plan, ledger: Ledger | None, lines: Sequence[str]) -> None:
+        self._plan, self._ledger, self._lines = plan, ledger, lines
+        self._began = self._written = time.time()
+        self._failed = dict[str, bool]()
+        self._seconds = dict[str, float]()
+        self._outcomes = dict[str, Outcome]()
+
+    def pytest_report_header(self) -> list[str]:
+        """Whose turn it is, and what depends on the change."""
+        return [f"turns: {line}" for line in self._lines]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tells a worker of xdist what it chooses by."""
+        node.workerinput["turns"] = self._plan.sent()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes what became of a test; a report of a worker's end is one of a failure alone."""
+        test = report.nodeid
+        self._failed[test] = self._failed.get(test, False) or report.failed
+        self._seconds[test] = self._seconds.get(test, 0.0) + report.duration
+        if report.failed or report.when == "teardown":
+            self._outcomes[test] = Outcome(self._failed[test], self._seconds[test])
+        if time.time() - self._written > _WRITTEN_EACH_SECONDS:
+            self._write()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Also of a run that is interrupted: what it did not run stays the oldest."""
+        self._write()
+
+    def _write(self) -> None:
+        outcomes, self._outcomes, self._written = self._outcomes, {}, time.time()
+        if self._ledger is None or not outcomes:
+            return
+        try:
+            self._ledger.record(self._plan.turn, self._began, outcomes)
+        except sqlite3.Error as error:
+            self._ledger = None
+            self._lines = [f"the ledger could not be written: {error}"]
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        """Says at the end what a quiet run does not say at its beginning."""
+        if config.option.verbose < 0:
+            terminalreporter.write_line("\n".join(self.pytest_report_header()))
