@@ -29,6 +29,7 @@ from tests.rotation import NEVER, Case, Past
 _WRITTEN_EACH_SECONDS = 10  # what a run that is killed loses
 _REST = 96  # of what does not depend on a change, one test of so many
 _UNKNOWN_SECONDS = 0.5  # of a test that has not run yet
+_NO_TIME = "no time was left (--stop-after)"
 
 
 @dataclass
@@ -41,12 +42,14 @@ class Plan:
         near: test files that depend on a change, and operators in brackets, the nearest first;
             None without ``--changed``.
         worker_seconds: that the tests of those may take in each worker.
+        ends: when no more tests begin, in seconds since 1970; None if all shall run.
     """
 
     turn: int
     past: Mapping[str, Past] = field(default_factory=dict)
     near: Sequence[str] | None = None
     worker_seconds: float = 0
+    ends: float | None = None
 
     def sent(self) -> dict[str, Any]:
         """As data of the kinds that xdist sends."""
@@ -71,6 +74,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--changed", nargs="?", const="", metavar="COMMIT", help=since)
     seconds = "what depends on a change may take so long in each worker"
     group.addoption("--changed-seconds", type=float, default=90.0, help=seconds)
+    ends = "skip tests that have not begun by then; files with the oldest come first"
+    group.addoption("--stop-after", type=float, metavar="SECONDS", help=ends)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,6 +106,8 @@ def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
             title = f"turn {{}} of {path}"
         except (OSError, sqlite3.Error) as error:
             title, ledger = f"turn {{}} of the commit; {path} cannot be used: {error}", None
+    if config.option.stop_after is not None:
+        plan.ends = time.time() + config.option.stop_after
     lines = [title.format(plan.turn)]
     if config.option.changed is not None:
         near = changed.near_tests(Path(config.rootpath), config.option.changed)
@@ -143,6 +150,12 @@ class Turns:
         left = {case.test for case in cases} - rotation.chosen(cases, self._plan.turn, past)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
         items[:] = [item for item in items if item.nodeid not in left]
+        if self._plan.ends is not None:
+            oldest = dict[Path, float]()
+            for item in items:
+                passed = past.get(item.nodeid, NEVER).passed or 0
+                oldest[item.path] = min(passed, oldest.get(item.path, passed))
+            items.sort(key=lambda item: oldest[item.path])
         items.sort(key=lambda item: past.get(item.nodeid, NEVER).failed is None)
 
     def _near(self, items: Sequence[pytest.Item]) -> set[str]:
@@ -164,6 +177,12 @@ class Turns:
     def _age(self, test: str) -> tuple[bool, float, int]:
         known = self._plan.past.get(test, NEVER)
         return known.failed is None, known.passed or 0, rotation.mixed(test)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Skips what begins too late."""
+        if self._plan.ends is not None and time.time() > self._plan.ends:
+            pytest.skip(_NO_TIME)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -191,6 +210,7 @@ class Keeper:
     def __init__(self, plan: Plan, ledger: Ledger | None, lines: Sequence[str]) -> None:
         self._plan, self._ledger, self._lines = plan, ledger, lines
         self._began = self._written = time.time()
+        self._unrun = set[str]()
         self._failed = dict[str, bool]()
         self._seconds = dict[str, float]()
         self._outcomes = dict[str, Outcome]()
@@ -207,9 +227,11 @@ class Keeper:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Notes what became of a test; a report of a worker's end is one of a failure alone."""
         test = report.nodeid
+        if report.skipped and _NO_TIME in str(report.longrepr):
+            self._unrun.add(test)
         self._failed[test] = self._failed.get(test, False) or report.failed
         self._seconds[test] = self._seconds.get(test, 0.0) + report.duration
-        if report.failed or report.when == "teardown":
+        if report.failed or (report.when == "teardown" and test not in self._unrun):
             self._outcomes[test] = Outcome(self._failed[test], self._seconds[test])
         if time.time() - self._written > _WRITTEN_EACH_SECONDS:
             self._write()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,7 @@ def test_runs_with_a_ledger(
 ) -> None:
     """All come in turn; what fails comes next, with the turn in which it failed."""
     monkeypatch.delenv("TESTS_TURN", raising=False)
+    monkeypatch.delenv("TORCH_WEBGPU_PROVIDER", raising=False)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("TESTS_LEDGER", str(pytester.path / "ledger"))
@@ -182,6 +184,9 @@ def test_runs_with_a_ledger(
     if not workers:
         assert len(run("sub/test_file.py")) == 12
         assert len(run("sub/test_file.py", "--in-turn")) == 2
+        past = Ledger(pytester.path / "ledger", "auto, torch " + version("torch")).read()
+        assert run("sub", "--every-case", "--stop-after", "-1") == []
+        assert Ledger(pytester.path / "ledger", "auto, torch " + version("torch")).read() == past
 
 
 SOURCE = """
