@@ -28,7 +28,7 @@ from tests.rotation import NEVER, Case, Past
 
 _WRITTEN_EACH_SECONDS = 10  # what a run that is killed loses
 _REST = 96  # of what does not depend on a change, one test of so many
-_UNKNOWN_SECONDS = 0.5  # of a test that has not run yet
+_UNKNOWN_SECONDS = 0.3  # of a test that has not run yet
 _NO_TIME = "no time was left (--stop-after)"
 
 
