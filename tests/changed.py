@@ -7,7 +7,7 @@ file is near what changed when it changed itself, imports it, is called after it
 (``test_lowering_views.py`` after ``views.py``), or was often changed in the same commits, which
 count less the more tests they changed; so are the samples of the operators that a changed module
 names. Then come importers of importers, up to `_FARTHEST`. What is named in a string counts as
-imported: a template (``"row_sort.wgsl.jinja"``), data, a family of lowerings that a registry loads.
+imported: a template, data, a family of lowerings that a registry loads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pathlib import Path
 _ROOTS = ("torch_webgpu_compile", "tests", "benchmarks")
 _FARTHEST = 3  # imports: beyond them are nearly all tests
 _COMMITS = 1000  # of the history
-_OFTEN = 0.25  # a commit that changed one test file counts 1, of four test files each a quarter
+_HALF_LIFE = 300  # commits
+_OFTEN = 0.2  # a commit that changed one test file counts 1, of four test files each a quarter
 _SHOWN = 6
 
 
@@ -185,15 +186,15 @@ def _operators(text: str, path: str) -> set[str]:
 
 @cache
 def _changed_together(root: Path) -> Mapping[str, Mapping[str, float]]:
-    """By file, the test files that were changed with it, and how often."""
+    """By file, the test files that were changed with it, and how often; old commits count less."""
     log = _git(root, "log", f"-{_COMMITS}", "--no-merges", "--format=tformat:commit", "--name-only")
     found: dict[str, dict[str, float]] = {}
-    for commit in "\n".join(log).split("commit\n"):
+    for age, commit in enumerate("\n".join(log).split("commit\n")):
         files = [line for line in commit.splitlines() if line]
         tests = [file for file in files if _is_test(file)]
         for file, test in itertools.product(files, tests):
             weights = found.setdefault(file, {})
-            weights[test] = weights.get(test, 0) + 1 / len(tests)
+            weights[test] = weights.get(test, 0) + 0.5 ** (age / _HALF_LIFE) / len(tests)
     return found
 
 
@@ -207,6 +208,10 @@ def _distances(sources: _Sources, starts: Iterable[str]) -> Iterator[tuple[str, 
         seen = seen | ahead
 
 
+_Reason = tuple[str, int, float, str]
+"""A test file or operator, its distance, among equals a weight, and why."""
+
+
 def near_tests(root: Path, commit: str = "") -> Near:
     """The test files that depend on what changed since a commit."""
     since, files = changed_files(root, commit)
@@ -214,32 +219,33 @@ def near_tests(root: Path, commit: str = "") -> Near:
     ranks: dict[str, tuple[int, float, str]] = {}
     for file in files:
         weights = together.get(file, {})
-        for test, distance, reason in _near(sources, file, weights):
-            rank = (distance, -weights.get(test, 0), reason)
+        for test, distance, weight, reason in _near(sources, file, weights):
+            rank = (distance, -weight, reason)
             ranks[test] = min(rank, ranks.get(test, rank))
     reasons = {test: rank[2] for test, rank in sorted(ranks.items(), key=lambda item: item[1])}
     return Near(since, files, reasons, len({*sources.tests} - reasons.keys()))
 
 
-def _near(
-    sources: _Sources, file: str, weights: Mapping[str, float]
-) -> Iterator[tuple[str, int, str]]:
-    """Test files that depend on a file, with distances and reasons."""
+def _near(sources: _Sources, file: str, weights: Mapping[str, float]) -> Iterator[_Reason]:
+    """What depends on a file."""
     starts = sources.modules(file)
     for path, distance in _distances(sources, starts):
         if _is_test(path):
-            yield path, distance, f"{distance} imports from {file}" if distance else "changed"
-    for name in sorted({name for path in starts for name in _operators(sources.texts[path], path)}):
-        yield f"[{name}]", 1, f"lowered by {file}"
+            reason = f"{distance} imports from {file}" if distance else "changed"
+            yield path, distance, weights.get(path, 0), reason
+    operators = {name for path in starts for name in _operators(sources.texts[path], path)}
+    for name in sorted(operators):  # the fewer, the more it is about each
+        yield f"[{name}]", 1, 10 / len(operators), f"named by {file}"
     is_conftest = Path(file).name == "conftest.py"
     folder = Path(file).parent if is_conftest else Path("tests", Path(file).parts[0])
     for test in sources.tests:
+        weight = weights.get(test, 0)
         if folder in Path(test).parents:
-            yield test, _FARTHEST if is_conftest else 1, f"in {folder}"
-        if weights.get(test, 0) >= _OFTEN:
-            yield test, 1, f"often changed with {file}"
+            yield test, _FARTHEST if is_conftest else 1, weight, f"in {folder}"
+        if weight >= _OFTEN:
+            yield test, 1, weight, f"often changed with {file}"
         if any(_is_called_after(test, path) for path in (file, *starts)):
-            yield test, 1, f"called after {file}"
+            yield test, 1, max(weight, _OFTEN), f"called after {file}"
 
 
 if __name__ == "__main__":

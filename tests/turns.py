@@ -11,8 +11,10 @@ get what it read, so that all of them choose the same tests.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -28,6 +30,8 @@ from tests.rotation import NEVER, Case, Past
 
 _WRITTEN_EACH_SECONDS = 10  # what a run that is killed loses
 _REST = 96  # of what does not depend on a change, one test of so many
+_REST_SECONDS = 30.0  # that it has for itself
+_CHANGED_SECONDS = 90.0
 _UNKNOWN_SECONDS = 0.3  # of a test that has not run yet
 _NO_TIME = "no time was left (--stop-after)"
 
@@ -41,15 +45,15 @@ class Plan:
         past: of the tests, by node id.
         near: test files that depend on a change, and operators in brackets, the nearest first;
             None without ``--changed``.
-        worker_seconds: that the tests of those may take in each worker.
-        ends: when no more tests begin, in seconds since 1970; None if all shall run.
+        seconds: that all tests may take, or those near a change; None if all shall run.
+        ends: when no more of them begin, in seconds since 1970.
     """
 
     turn: int
     past: Mapping[str, Past] = field(default_factory=dict)
     near: Sequence[str] | None = None
-    worker_seconds: float = 0
-    ends: float | None = None
+    seconds: float | None = None
+    ends: float = math.inf
 
     def sent(self) -> dict[str, Any]:
         """As data of the kinds that xdist sends."""
@@ -72,9 +76,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--one-of", type=int, metavar="SHARES", help=one_of)
     since = "run what depends on changes since COMMIT (default: since the branch left main)"
     group.addoption("--changed", nargs="?", const="", metavar="COMMIT", help=since)
-    seconds = "what depends on a change may take so long in each worker"
-    group.addoption("--changed-seconds", type=float, default=90.0, help=seconds)
-    ends = "skip tests that have not begun by then; files with the oldest come first"
+    ends = (
+        "skip tests that have not begun by then; the oldest come first (with --changed: of those "
+    )
+    ends += f"that depend on the change, by default after {_CHANGED_SECONDS:.0f})"
     group.addoption("--stop-after", type=float, metavar="SECONDS", help=ends)
 
 
@@ -106,13 +111,14 @@ def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
             title = f"turn {{}} of {path}"
         except (OSError, sqlite3.Error) as error:
             title, ledger = f"turn {{}} of the commit; {path} cannot be used: {error}", None
-    if config.option.stop_after is not None:
-        plan.ends = time.time() + config.option.stop_after
+    plan.seconds = config.option.stop_after
     lines = [title.format(plan.turn)]
     if config.option.changed is not None:
         near = changed.near_tests(Path(config.rootpath), config.option.changed)
-        plan.near, plan.worker_seconds = [*near.reasons], config.option.changed_seconds
+        plan.near, plan.seconds = [*near.reasons], plan.seconds or _CHANGED_SECONDS
         lines.append(near.summary())
+    if plan.seconds is not None:
+        plan.ends = time.time() + plan.seconds
     return plan, Keeper(plan, ledger, lines)
 
 
@@ -129,6 +135,7 @@ class Turns:
         by_words = option.keyword or option.markexpr
         self._all_named = not in_turn and (by_words or any(name for _, _, name in asked))
         self._files = {(folder / path).resolve() for path, _, _ in asked}
+        self._depending = set[str]()  # on the change
         self._workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
 
     def is_named(self, item: pytest.Item) -> bool:
@@ -140,7 +147,7 @@ class Turns:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Leaves out the tests whose turn it is not; those that failed come first."""
-        past, near = self._plan.past, self._near(items)
+        past, near = self._plan.past, self._near_tests(items)
         shares = self._shares or (1 if self._plan.near is None else _REST)
         cases = [
             Case(item.nodeid, getattr(item, "originalname", item.name), max(shares, _marked(item)))
@@ -150,38 +157,63 @@ class Turns:
         left = {case.test for case in cases} - rotation.chosen(cases, self._plan.turn, past)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
         items[:] = [item for item in items if item.nodeid not in left]
-        if self._plan.ends is not None:
+        self._put_in_order(items, near)
+        self._depending = {*near}
+
+    def _near_tests(self, items: Sequence[pytest.Item]) -> list[str]:
+        """The tests that depend on a change, as many as there is time for, the nearest first.
+
+        The tests of a file take half of the time that is left, before others have had theirs.
+        """
+        places: dict[str, list[str]] = {}
+        for item in items if self._plan.near else ():
+            places.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
+            if operator := _operator(item):
+                places.setdefault(f"[{operator}]", []).append(item.nodeid)
+        expected = {test: self._seconds_of(tests) for tests in places.values() for test in tests}
+        found, left = dict[str, None](), (self._plan.seconds or 0) * self._workers
+        for part in (0.5, 1.0):
+            for place in self._plan.near or ():
+                least = (1 - part) * left
+                for test in sorted({*places.get(place, ())} - found.keys(), key=self._age):
+                    seconds = self._plan.past.get(test, NEVER).seconds or expected[test]
+                    if left - seconds < least:
+                        break
+                    found[test] = None
+                    left -= seconds
+        return [*found]
+
+    def _seconds_of(self, tests: Sequence[str]) -> float:
+        known = [found.seconds for test in tests if (found := self._plan.past.get(test))]
+        return statistics.fmean(filter(None, known)) if any(known) else _UNKNOWN_SECONDS
+
+    def _put_in_order(self, items: list[pytest.Item], near: Sequence[str]) -> None:
+        """Puts first what failed, and what there may be no time for later."""
+        past = self._plan.past
+        if self._plan.near is not None:
+            places = {test: place for place, test in enumerate(near)}
+            items.sort(key=lambda item: places.get(item.nodeid, len(places)))
+        elif self._plan.seconds is not None:
             oldest = dict[Path, float]()
             for item in items:
                 passed = past.get(item.nodeid, NEVER).passed or 0
                 oldest[item.path] = min(passed, oldest.get(item.path, passed))
             items.sort(key=lambda item: oldest[item.path])
         items.sort(key=lambda item: past.get(item.nodeid, NEVER).failed is None)
-
-    def _near(self, items: Sequence[pytest.Item]) -> set[str]:
-        """The tests that depend on a change, as many as there is time for, the nearest first."""
-        places: dict[str, list[str]] = {}
-        for item in items if self._plan.near else ():
-            places.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
-            if operator := _operator(item):
-                places.setdefault(f"[{operator}]", []).append(item.nodeid)
-        found, seconds = set[str](), self._plan.worker_seconds * self._workers
-        for place in self._plan.near or ():
-            for test in sorted({*places.get(place, ())} - found, key=self._age):
-                seconds -= self._plan.past.get(test, NEVER).seconds or _UNKNOWN_SECONDS
-                if seconds < 0:
-                    return found
-                found.add(test)
-        return found
+        if self._plan.near is not None:  # each worker begins with a part of them in a row
+            items[:] = [item for k in range(self._workers) for item in items[k :: self._workers]]
 
     def _age(self, test: str) -> tuple[bool, float, int]:
         known = self._plan.past.get(test, NEVER)
         return known.failed is None, known.passed or 0, rotation.mixed(test)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """Skips what begins too late."""
-        if self._plan.ends is not None and time.time() > self._plan.ends:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skips what would not be done in time."""
+        ends, needed = self._plan.ends, self._plan.past.get(item.nodeid, NEVER).seconds or 0
+        if self._plan.near is not None and item.nodeid not in self._depending:
+            ends += _REST_SECONDS
+        if time.time() + needed > ends:
             pytest.skip(_NO_TIME)
 
     @pytest.hookimpl(wrapper=True)

@@ -246,11 +246,11 @@ def test_a_change_has_its_tests_in_full_while_there_is_time(pytester: pytest.Pyt
     file = items[0].nodeid.partition("::")[0]
     past = {f"{file}::test_b[{k}]": Past(5.0, seconds=4.0) for k in range(60)}
     near = ["[sort]", file, "tests/test_other.py"]
-    assert len(collected(items, [], Plan(0, past, near, worker_seconds=1e6))) == 72
-    found = collected(items, [], Plan(0, past, near, worker_seconds=50.0))
+    assert len(collected(items, [], Plan(0, past, near, seconds=1e6))) == 72
+    found = collected(items, [], Plan(0, past, near, seconds=50.0))
     assert {"test_a[sort]", "test_a[linalg.sort]"} <= {*found}
     assert 22 <= len(found) <= 26  # six seconds for twelve tests, four for each of eleven
-    assert len(collected(items, [], Plan(0, past, [], worker_seconds=50.0))) <= 2
+    assert len(collected(items, [], Plan(0, past, [], seconds=50.0))) <= 2
 
 
 # ---- what depends on a change
