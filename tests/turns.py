@@ -11,7 +11,6 @@ get what it read, so that all of them choose the same tests.
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 import statistics
@@ -45,15 +44,13 @@ class Plan:
         past: of the tests, by node id.
         near: test files that depend on a change, and operators in brackets, the nearest first;
             None without ``--changed``.
-        seconds: that all tests may take, or those near a change; None if all shall run.
-        ends: when no more of them begin, in seconds since 1970.
+        seconds: that all tests may take in a worker, or those near a change; None if all shall run.
     """
 
     turn: int
     past: Mapping[str, Past] = field(default_factory=dict)
     near: Sequence[str] | None = None
     seconds: float | None = None
-    ends: float = math.inf
 
     def sent(self) -> dict[str, Any]:
         """As data of the kinds that xdist sends."""
@@ -76,10 +73,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--one-of", type=int, metavar="SHARES", help=one_of)
     since = "run what depends on changes since COMMIT (default: since the branch left main)"
     group.addoption("--changed", nargs="?", const="", metavar="COMMIT", help=since)
-    ends = (
-        "skip tests that have not begun by then; the oldest come first (with --changed: of those "
-    )
-    ends += f"that depend on the change, by default after {_CHANGED_SECONDS:.0f})"
+    ends = "skip what would not be done by then; the oldest come first (with --changed, "
+    ends += f"{_CHANGED_SECONDS:.0f} by default, and {_REST_SECONDS:.0f} more for the rest)"
     group.addoption("--stop-after", type=float, metavar="SECONDS", help=ends)
 
 
@@ -117,8 +112,6 @@ def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
         near = changed.near_tests(Path(config.rootpath), config.option.changed)
         plan.near, plan.seconds = [*near.reasons], plan.seconds or _CHANGED_SECONDS
         lines.append(near.summary())
-    if plan.seconds is not None:
-        plan.ends = time.time() + plan.seconds
     return plan, Keeper(plan, ledger, lines)
 
 
@@ -136,6 +129,7 @@ class Turns:
         self._all_named = not in_turn and (by_words or any(name for _, _, name in asked))
         self._files = {(folder / path).resolve() for path, _, _ in asked}
         self._depending = set[str]()  # on the change
+        self._start = 0.0  # of the first test: a busy machine collects for a minute
         self._workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
 
     def is_named(self, item: pytest.Item) -> bool:
@@ -210,10 +204,12 @@ class Turns:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skips what would not be done in time."""
-        ends, needed = self._plan.ends, self._plan.past.get(item.nodeid, NEVER).seconds or 0
-        if self._plan.near is not None and item.nodeid not in self._depending:
-            ends += _REST_SECONDS
-        if time.time() + needed > ends:
+        self._start = self._start or time.time()
+        if self._plan.seconds is None:
+            return
+        seconds = time.time() - self._start + (self._plan.past.get(item.nodeid, NEVER).seconds or 0)
+        has_more = self._plan.near is not None and item.nodeid not in self._depending
+        if seconds > self._plan.seconds + (_REST_SECONDS if has_more else 0):
             pytest.skip(_NO_TIME)
 
     @pytest.hookimpl(wrapper=True)

@@ -256,6 +256,7 @@ def test_a_change_has_its_tests_in_full_while_there_is_time(pytester: pytest.Pyt
 # ---- what depends on a change
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     ("files", "nearest", "within"),
     [
