@@ -72,7 +72,7 @@ def changed_files(root: Path, commit: str) -> tuple[str, tuple[str, ...]]:
         commit: empty for the one where HEAD left main.
 
     Raises:
-        SystemExit: there is no such commit.
+        ValueError: there is no such commit, or no git.
     """
     try:
         since = _git(root, "rev-parse", "--verify", f"{commit or _left_main(root)}^{{commit}}")[0]
@@ -80,7 +80,7 @@ def changed_files(root: Path, commit: str) -> tuple[str, tuple[str, ...]]:
         new = _git(root, "ls-files", "--others", "--exclude-standard")
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
-        raise SystemExit(f"--changed {commit}: {reason}") from error
+        raise ValueError(f"no changes since {commit or 'main'}: {reason}") from error
     return since, tuple(sorted({*tracked, *new}))
 
 

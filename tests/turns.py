@@ -109,7 +109,10 @@ def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
     plan.seconds = config.option.stop_after
     lines = [title.format(plan.turn)]
     if config.option.changed is not None:
-        near = changed.near_tests(Path(config.rootpath), config.option.changed)
+        try:
+            near = changed.near_tests(config.rootpath, config.option.changed)
+        except ValueError as error:
+            raise pytest.UsageError(f"--changed: {error}") from error
         plan.near, plan.seconds = [*near.reasons], plan.seconds or _CHANGED_SECONDS
         lines.append(near.summary())
     return plan, Keeper(plan, ledger, lines)

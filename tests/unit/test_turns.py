@@ -281,3 +281,8 @@ def test_near_tests(
     assert {*nearest} <= {*[*found.reasons][:within]}
     assert len(found.reasons) <= within or found.others
     assert found.summary()
+
+
+def test_a_commit_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no changes since nosuchcommit: "):
+        changed.changed_files(ROOT, "nosuchcommit")
