@@ -36,6 +36,7 @@ from tests.replay.sources import (
     default_commit,
     file_name,
     folder_of,
+    programs_of_now,
     tree_of,
     working_tree,
 )
@@ -126,22 +127,27 @@ def _change(before: int, after: int) -> str:
     return f"{after:,}" if before == after else f"{before:,} → {after:,}"
 
 
-def recorded(tree: Tree, names: Sequence[str], targets: str, options: Any) -> Path:
-    """The folder of a tree's recordings, which are made where they are missing."""
+def recorded(
+    tree: Tree, names: Sequence[str], targets: str, options: Any
+) -> tuple[Path, list[str]]:
+    """The folder of a tree's recordings, which are made where they are missing.
+
+    And the programs whose recordings should not be kept: what ended a process may not end another.
+    """
     folder = tree.root / "recordings" if options.fresh else folder_of(tree, targets)
     folder.mkdir(exist_ok=True)
     missing = [name for name in names if not (folder / file_name(name)).exists()]
     start = time.perf_counter()
     progress = _Progress(tree.label, len(missing))
-    record(tree, missing, folder, targets, options.processes, progress)
+    ended = record(tree, missing, folder, targets, options.processes, progress)
     seconds, known = time.perf_counter() - start, len(names) - len(missing)
     print(f"{tree.label}: {len(missing)} programs recorded in {seconds:.0f} s, {known} known")
-    return folder
+    return folder, ended
 
 
-def _compared(
+def _compare(
     names: Sequence[str], folders: Sequence[Path], comparison: Comparison, options: Any
-) -> Comparison:
+) -> None:
     """Prints where programs differ."""
     shown = 0
     for name in names:
@@ -152,7 +158,6 @@ def _compared(
             if shown < options.shown:
                 print("\n".join(difference.shown(options.lines)))
             shown += 1
-    return comparison
 
 
 def replay(options: Any) -> int:
@@ -173,9 +178,19 @@ def replay(options: Any) -> int:
     if options.list:
         print("\n".join(names))
         return 0
-    with tree_of(options.commit or default_commit()) as old, working_tree() as new:
-        folders = [recorded(tree, names, targets, options) for tree in (old, new)]
-        comparison = _compared(names, folders, Comparison(list(chosen), options.ignore), options)
+    commit = options.commit or default_commit()
+    with (
+        programs_of_now() as root,
+        tree_of(commit, root) as old,
+        working_tree(root) as new,
+    ):
+        made = [recorded(tree, names, targets, options) for tree in (old, new)]
+        folders = [folder for folder, _ in made]
+        comparison = Comparison(list(chosen), options.ignore)
+        _compare(names, folders, comparison, options)
+        for folder, ended in made:
+            for name in ended:
+                (folder / file_name(name)).unlink(missing_ok=True)
     print()
     print("\n".join(comparison.summary()))
     return 1 if comparison.differing else 0

@@ -21,7 +21,7 @@ from torch_webgpu_compile.capture.eager.calls import TensorSpec
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
-from torch_webgpu_compile.compiler import compile_graph, native_operators, passes
+from torch_webgpu_compile.compiler import compile_graph, host_numbers, native_operators, passes
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.inspection import debug
 from torch_webgpu_compile.options import CompileOptions
@@ -63,16 +63,27 @@ def target_of(fields: Mapping[str, Any]) -> Target:
     return Target(**values)
 
 
-def backend(found: Callable[[Graph], None]) -> Callable[..., Any]:
-    """A backend of Dynamo that tells ``found`` of each graph, whose results are zeros."""
+def backend(found: Callable[[Graph], None], refused: Callable[[str], None]) -> Callable[..., Any]:
+    """A backend of Dynamo.
+
+    Args:
+        found: told of each graph, whose results are zeros.
+        refused: told why a graph is left to PyTorch.
+    """
 
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         found(Graph(captured, phase, CompileOptions()))
         return lambda arguments: _results(captured, phase, arguments)
 
+    def on_host(op: str, dtype: str, source: str, cause: str) -> None:
+        refused(f"{op} ({dtype}): {cause}")
+
     def compile_module(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        native = native_operators()
-        return aot.capture(module, inputs, compile_captured, native, on_host=lambda *_: None)
+        return aot.capture(
+            *(module, inputs, compile_captured, native_operators()),
+            on_host=on_host,
+            host_numbers=host_numbers,
+        )
 
     return compile_module
 

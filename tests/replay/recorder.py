@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tests.replay.cases import Program, program, seed
-from tests.replay.recording import Recording, normalized
+from tests.replay.recording import Recording
 from tests.replay.sources import file_name
 
 READY = "ready"
@@ -49,7 +49,8 @@ class Recorder:
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`Tracer.compile`."""
-        return torch.compile(function, backend=self._package.backend(self._add), **options)
+        backend = self._package.backend(self._add, self._refuse)
+        return torch.compile(function, backend=backend, **options)
 
     def call(self, op: Any, args: Any, kwargs: Any) -> None:
         """`Tracer.call`: with symbols, and as it is where that fails."""
@@ -66,9 +67,7 @@ class Recorder:
     def fail(self, what: str, error: Exception) -> None:
         """`Tracer.fail`."""
         first = str(error).strip().partition("\n")[0]
-        for name in self._targets:
-            text = normalized(f"{what}: {type(error).__name__}: {first}")
-            self.recording.add(name, {"error": text}, {})
+        self._refuse(f"{what}: {type(error).__name__}: {first}")
 
     def record(self, run: Program) -> Recording:
         """All graphs of a program."""
@@ -78,6 +77,10 @@ class Recorder:
         except Exception as error:
             self.fail("the program", error)
         return self.recording
+
+    def _refuse(self, text: str) -> None:
+        for name in self._targets:
+            self.recording.add(name, {"error": text}, {})
 
     def _add(self, graph: Any) -> None:
         for name, target in self._targets.items():

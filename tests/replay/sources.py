@@ -38,12 +38,14 @@ class Tree:
         root: the folder in which the package is.
         asking: its `tests.replay.package`, or ours where it has none.
         has_own: whether it has one.
+        programs: the root of what is compiled, and of the recorder.
     """
 
     label: str
     root: Path
     asking: Path
     has_own: bool
+    programs: Path = ROOT
 
     def key(self, targets: str) -> str:
         """Equal for trees whose recordings are equal: a digest of all that they follow from."""
@@ -51,7 +53,7 @@ class Tree:
         files = sorted(p for p in (self.root / PACKAGE).rglob("*") if _is_source(p))
         for path in files:
             digest.update(f"{path.relative_to(self.root)}\0".encode() + path.read_bytes())
-        for path in (self.asking, *imported(ROOT / RECORDER)):
+        for path in (self.asking, *imported(self.programs)):
             digest.update(path.read_bytes())
         digest.update(f"{targets} {sys.version} {list(map(_version, _OTHERS))}".encode())
         return digest.hexdigest()[:24]
@@ -60,27 +62,40 @@ class Tree:
 _OTHERS = ("torch", "transformers", "diffusers", "numpy")
 
 
-def imported(path: Path) -> list[Path]:
-    """A file and those of this repository that it imports, but for the package."""
-    found, waiting = dict[Path, None](), [path]
+def imported(root: Path) -> list[Path]:
+    """The recorder and the files of its repository that it imports, but for the package."""
+    found, waiting = dict[Path, None](), [root / RECORDER]
     while waiting:
         file = waiting.pop()
         if file not in found:
             found[file] = None
+            waiting += file.parent.glob("__init__.py")
             for node in ast.walk(ast.parse(file.read_bytes())):
                 if isinstance(node, ast.ImportFrom):
-                    waiting += _modules(file, node)
+                    waiting += _modules(root, file, node)
     return sorted(found)
 
 
-def _modules(file: Path, node: ast.ImportFrom) -> list[Path]:
+def _modules(root: Path, file: Path, node: ast.ImportFrom) -> list[Path]:
     """Of ``from tests.golden import graphs`` and ``from .cases import CASES``."""
-    folder = file.parents[node.level - 1] if node.level else ROOT
+    folder = file.parents[node.level - 1] if node.level else root
     module = folder.joinpath(*(node.module or "").split("."))
-    if not module.is_relative_to(ROOT) or module.is_relative_to(ROOT / PACKAGE):
+    if not module.is_relative_to(root) or module.is_relative_to(root / PACKAGE):
         return []
     places = [module, *(module / alias.name for alias in node.names)]
     return [p for place in places if (p := place.with_suffix(".py")).is_file()]
+
+
+@contextmanager
+def programs_of_now() -> Iterator[Path]:
+    """The root of a copy of what is compiled: whoever works on it does not change a run."""
+    with TemporaryDirectory(prefix="replay-") as folder:
+        root = Path(folder)
+        for file in imported(ROOT):
+            copy = root / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+        yield root
 
 
 def _version(name: str) -> str:
@@ -95,18 +110,18 @@ def _is_source(path: Path) -> bool:
 
 
 @contextmanager
-def working_tree() -> Iterator[Tree]:
-    """The package that this file belongs to, as it is now: a copy, as it may change meanwhile."""
+def working_tree(programs: Path) -> Iterator[Tree]:
+    """A copy of the package that this file belongs to, as it is now."""
     with TemporaryDirectory(prefix="replay-") as folder:
         root = Path(folder)
         shutil.copytree(ROOT / PACKAGE, root / PACKAGE, ignore=shutil.ignore_patterns("*.pyc"))
         asking = root / "package.py"
         shutil.copy(ROOT / ASKING, asking)
-        yield Tree("working tree", root, asking, True)
+        yield Tree("working tree", root, asking, True, programs)
 
 
 @contextmanager
-def tree_of(commit: str) -> Iterator[Tree]:
+def tree_of(commit: str, programs: Path) -> Iterator[Tree]:
     """A commit's package in a temporary folder. Raises ReplayError where there is no such commit.
 
     Unlike a worktree of git, it leaves no trace in the repository when a run is interrupted.
@@ -121,7 +136,9 @@ def tree_of(commit: str) -> Iterator[Tree]:
         with tarfile.open(fileobj=io.BytesIO(archive)) as file:
             file.extractall(folder, filter="data")
         root = Path(folder)
-        yield Tree(label, root, root / ASKING if has_own else ROOT / ASKING, has_own)
+        asking = root / "package.py"
+        shutil.copy(root / ASKING if has_own else ROOT / ASKING, asking)
+        yield Tree(label, root, asking, has_own, programs)
 
 
 def default_commit() -> str:

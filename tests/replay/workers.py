@@ -9,11 +9,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tests.replay.recording import Recording
-from tests.replay.sources import ROOT, ReplayError, Tree, file_name
+from tests.replay.sources import ReplayError, Tree, file_name
 
 
 def record(
@@ -23,7 +24,7 @@ def record(
     targets: str,
     processes: int,
     done: Callable[[str], None],
-) -> None:
+) -> list[str]:
     """Records programs.
 
     Args:
@@ -32,30 +33,41 @@ def record(
         targets: as JSON.
         done: told of each program, from any thread.
 
+    Returns:
+        The programs that ended their process, which is what their recordings say.
+
     Raises:
         ReplayError: the package cannot be asked.
     """
     waiting: SimpleQueue[str] = SimpleQueue()
     for name in names:
         waiting.put(name)
+    ended: list[str] = []
     errors: list[Exception] = []
+
+    def stop() -> None:
+        while _next(waiting) is not None:
+            pass
 
     def work() -> None:
         try:
-            _work(tree, waiting, folder, targets, done)
+            _work(tree, waiting, folder, targets, done, ended)
         except Exception as error:
             errors.append(error)
-            while not waiting.empty():  # the others stop too
-                waiting.get()
+            stop()
 
     count = min(processes, waiting.qsize())
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stop()  # after Ctrl-C, too
     if errors:
         raise errors[0]
+    return ended
 
 
 def _work(
@@ -64,29 +76,40 @@ def _work(
     folder: Path,
     targets: str,
     done: Callable[[str], None],
+    ended: list[str],
 ) -> None:
     """Gives programs to one process, and to another one when it ends."""
     name: str | None = ""
     while name is not None:
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = _start(tree, folder, targets, output)
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
-                if not process.stdout.readline():
+                if not _answer(process):
                     raise ReplayError(_refusal(tree, _end_of(output)))
                 while (name := _next(waiting)) is not None:
-                    print(name, file=process.stdin, flush=True)
-                    if not process.stdout.readline():
+                    answer = _answer(process, name)
+                    if not answer:
                         _record_end(process.wait(), folder / file_name(name), targets)
-                        done(name)
-                        break
+                        ended.append(name)
                     done(name)
+                    if not answer:
+                        break
             finally:
-                process.stdin.close()
                 process.kill()
                 process.wait()
-                process.stdout.close()
+                for pipe in (process.stdin, process.stdout):
+                    with suppress(BrokenPipeError):
+                        pipe.close()  # type: ignore[union-attr]
+
+
+def _answer(process: subprocess.Popen[str], name: str = "") -> str:
+    """The next line of a process, which is given a name if there is one; "" from one that ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        if name:
+            print(name, file=process.stdin, flush=True)
+    return process.stdout.readline()
 
 
 def _next(waiting: SimpleQueue[str]) -> str | None:
@@ -98,7 +121,7 @@ def _next(waiting: SimpleQueue[str]) -> str | None:
 
 def _start(tree: Tree, folder: Path, targets: str, output: object) -> subprocess.Popen[str]:
     settings = {
-        "PYTHONPATH": os.pathsep.join(map(str, (tree.root, ROOT))),
+        "PYTHONPATH": os.pathsep.join(map(str, (tree.root, tree.programs))),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -111,8 +134,9 @@ def _start(tree: Tree, folder: Path, targets: str, output: object) -> subprocess
         stdout=subprocess.PIPE,
         stderr=output,  # type: ignore[arg-type]
         text=True,
-        cwd=ROOT,
+        cwd=tree.programs,
         env={**os.environ, **settings},
+        start_new_session=True,  # Ctrl-C is for this process: what is being recorded is finished
     )
 
 
