@@ -96,8 +96,8 @@ class Comparison:
             self.compared += 1
             if difference is not None:
                 self.differing += 1
-                self.other_plans += difference.plan
-                key = difference.graph, difference.stage, difference.plan
+                self.other_plans += difference.plans
+                key = difference.graph, difference.stage, difference.plans
                 found.setdefault(key, (difference, []))[1].append(target)
         gone, new = unshared_stages(before, after)
         self.gone |= gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import ne
 
 from tests.replay.recording import Recording
 
@@ -20,21 +21,21 @@ class Difference:
         graph: which of the program's graphs.
         stage: the name of the stage; "" where only one of the trees has that graph.
         before, after: the stage's lines.
-        plan: whether the graph's plan differs, too.
+        plans: whether a plan of the program differs, too.
     """
 
     graph: int
     stage: str
     before: Sequence[str]
     after: Sequence[str]
-    plan: bool = True
+    plans: bool = True
 
     @property
     def where(self) -> str:
         """For a person."""
         if not self.stage:
             return f"graph {self.graph} is {'new' if self.after else 'gone'}"
-        same = "" if self.plan else ", and has the same plan"
+        same = "" if self.plans else "; all plans are the same"
         return f"graph {self.graph} differs first in {self.stage}{same}"
 
     def shown(self, most: int) -> Iterator[str]:
@@ -63,8 +64,8 @@ def first_difference(
             return Difference(number, ERROR, theirs.get(ERROR, ()), mine.get(ERROR, ()))
         for name, lines in mine.items():
             if name in theirs and name not in ignored and lines != theirs[name]:
-                same = PLAN in mine and mine[PLAN] == theirs.get(PLAN)
-                return Difference(number, name, theirs[name], lines, not same)
+                plans = ([graph.get(PLAN) for graph in graphs] for graphs in (old, new))
+                return Difference(number, name, theirs[name], lines, ne(*plans))
     if len(old) == len(new):
         return None
     number = min(len(old), len(new))

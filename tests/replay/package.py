@@ -121,7 +121,7 @@ def describe(value: Any) -> Any:
 
 
 def graph_of_call(op: Any, args: Any, kwargs: Any, *, dynamic: bool) -> Graph | None:
-    """The graph of an eager call; None where it has to run on the host.
+    """The graph of an eager call; None where there is none, as it runs on the host, for example.
 
     Args:
         dynamic: with symbols for sizes and numbers.
@@ -130,6 +130,8 @@ def graph_of_call(op: Any, args: Any, kwargs: Any, *, dynamic: bool) -> Graph | 
     try:
         call = capture_call(op, *described, native_operators(), dynamic=dynamic)
     except UnsupportedOp:
+        return None
+    if dynamic and call.resized:  # these sizes have to be known
         return None
     memories = [leaf.memory for leaf in tree_leaves(described) if isinstance(leaf, TensorSpec)]
     in_place = bool(call.mutated) and len(set(memories)) == len(memories)

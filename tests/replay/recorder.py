@@ -66,6 +66,7 @@ class Recorder:
 
     def fail(self, what: str, error: Exception) -> None:
         """`Tracer.fail`."""
+        error = getattr(error, "inner_exception", error)  # Dynamo wraps those of a backend
         first = str(error).strip().partition("\n")[0]
         self._refuse(f"{what}: {type(error).__name__}: {first}")
 
