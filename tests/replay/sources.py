@@ -114,7 +114,7 @@ def working_tree(programs: Path) -> Iterator[Tree]:
     """A copy of the package that this file belongs to, as it is now."""
     with TemporaryDirectory(prefix="replay-") as folder:
         root = Path(folder)
-        shutil.copytree(ROOT / PACKAGE, root / PACKAGE, ignore=shutil.ignore_patterns("*.pyc"))
+        shutil.copytree(ROOT / PACKAGE, root / PACKAGE)
         asking = root / "package.py"
         shutil.copy(ROOT / ASKING, asking)
         yield Tree("working tree", root, asking, True, programs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import IO
 
 from tests.replay.recording import Recording
 from tests.replay.sources import ReplayError, Tree, file_name
@@ -79,8 +81,7 @@ def _work(
     ended: list[str],
 ) -> None:
     """Gives programs to one process, and to another one when it ends."""
-    name: str | None = ""
-    while name is not None:
+    while not waiting.empty():
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = _start(tree, folder, targets, output)
             try:
@@ -99,7 +100,7 @@ def _work(
                 process.wait()
                 for pipe in (process.stdin, process.stdout):
                     with suppress(BrokenPipeError):
-                        pipe.close()  # type: ignore[union-attr]
+                        pipe.close()
 
 
 def _answer(process: subprocess.Popen[str], name: str = "") -> str:
@@ -119,7 +120,7 @@ def _next(waiting: SimpleQueue[str]) -> str | None:
         return None
 
 
-def _start(tree: Tree, folder: Path, targets: str, output: object) -> subprocess.Popen[str]:
+def _start(tree: Tree, folder: Path, targets: str, output: IO[str]) -> subprocess.Popen[str]:
     settings = {
         "PYTHONPATH": os.pathsep.join(map(str, (tree.root, tree.programs))),
         "OMP_NUM_THREADS": "1",
@@ -132,7 +133,7 @@ def _start(tree: Tree, folder: Path, targets: str, output: object) -> subprocess
         [*command, str(tree.asking), str(folder), targets],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=output,  # type: ignore[arg-type]
+        stderr=output,
         text=True,
         cwd=tree.programs,
         env={**os.environ, **settings},
@@ -150,14 +151,15 @@ def _record_end(status: int, file: Path, targets: str) -> None:
 
 def _refusal(tree: Tree, output: str) -> str:
     whose = "its own" if tree.has_own else "this tree's"
-    cause = (output.strip().splitlines() or ["it says nothing"])[-1]
+    # The first of errors that led to each other.
+    cause = (re.findall(r"^[\w.]*Error\b.*", output, re.M) or ["it ends without an error"])[0]
     return (
         f"{tree.label}: its package cannot be asked by {whose} tests/replay/package.py ({cause}); "
         "compare with a commit that has that file, or whose package has what it imports"
     )
 
 
-def _end_of(output: object) -> str:
-    output.flush()  # type: ignore[attr-defined]
-    output.seek(0)  # type: ignore[attr-defined]
-    return str(output.read()[-4000:])  # type: ignore[attr-defined]
+def _end_of(output: IO[str]) -> str:
+    output.flush()
+    output.seek(0)
+    return output.read()
