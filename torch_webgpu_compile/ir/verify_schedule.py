@@ -50,7 +50,7 @@ def verify_schedule(schedule: Schedule, target: Target) -> None:
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
-            _side_by_side(title, group, graph)
+            _repeat_lanes(title, group, graph)
         if isinstance(group, ForeachGroup):
             _equal_maps(title, group, graph, target)
         if isinstance(group, ForeachGroup | JointGroup):
@@ -205,7 +205,7 @@ def _is_assigned(name: str, graph: LoopGraph) -> bool:
     )
 
 
-def _side_by_side(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
+def _repeat_lanes(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
     first = group.groups[0].anchor
     for k, sibling in enumerate(group.groups):
         anchor = sibling.anchor

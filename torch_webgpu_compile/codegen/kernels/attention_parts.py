@@ -20,7 +20,7 @@ from .builder import KernelBuilder, fold_grid
 
 
 class NewRow(NamedTuple):
-    """A row that is loaded from elsewhere; see `scheduler.rewrites.new_rows`.
+    """A row that is loaded from elsewhere; see `scheduler.rewrites.cache_writes`.
 
     Attributes:
         condition: of row n, one lane; holds for one row at most.

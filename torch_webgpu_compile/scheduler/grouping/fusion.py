@@ -380,8 +380,8 @@ def fuse(graph: LoopGraph, target: Target) -> Grouping:
     return Grouping(graph, tuple(Fuser(graph, target).run()))
 
 
-def open_groups(graph: LoopGraph, target: Target) -> Grouping:
-    """A group per node: what there is without fusion."""
+def one_group_per_node(graph: LoopGraph, target: Target) -> Grouping:
+    """The groups of a graph that is not fused: one per node."""
     return Grouping(graph, tuple(Fuser(graph, target).run(join=False)))
 
 

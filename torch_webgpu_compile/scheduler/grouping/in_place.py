@@ -14,7 +14,7 @@ from ...symbolic.sizes import ZERO, linearize
 from .fusion import Group, Grouping, depends
 
 
-def share_memory(grouping: Grouping, single: bool = False) -> Grouping:
+def write_in_place(grouping: Grouping, single: bool = False) -> Grouping:
     """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
@@ -55,7 +55,7 @@ def share_memory(grouping: Grouping, single: bool = False) -> Grouping:
 
 
 class _Sharing:
-    """The state of one `share_memory` call.
+    """The state of one `write_in_place` call.
 
     Args:
         copied: results of scatters that are known not to be in place.

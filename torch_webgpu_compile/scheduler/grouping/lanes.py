@@ -1,4 +1,4 @@
-"""The schedule of one entry of each of a call's lists, repeated for many.
+"""Repeats the schedule of one entry of a call's lists for many entries, the lanes.
 
 An operator on lists does the same to every entry. So one entry is enough for all that decides what
 becomes a kernel; what follows here has no decisions but how many entries share a dispatch. Sizes
@@ -40,7 +40,7 @@ _MOST = 16
 _MOST_OTHERS = 4
 
 
-def side_by_side(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
+def repeat_lanes(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
     """The schedule of as many lanes as a dispatch has room for, at most ``lanes.count``.
 
     Inputs are the lanes' own, lane after lane, then what they share; results are lane after lane.

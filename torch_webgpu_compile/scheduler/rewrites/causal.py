@@ -1,6 +1,6 @@
-"""Attention masks that leave no key after its query, or none from a number of keys before it on.
+"""Recognizes causal masks of attention, and those of a sliding window.
 
-The kernel then passes over those keys.
+The kernel then passes over the keys that such a mask excludes.
 
 A mask is a bias of -inf, or one like -1e9 that takes the place of scores or is added to them. The
 latter leaves a row without other keys its weights: it is the same only where each query has a key.
@@ -65,7 +65,7 @@ _Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 _Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
 
 
-def find_causal(graph: LoopGraph) -> LoopGraph:
+def find_causal_masks(graph: LoopGraph) -> LoopGraph:
     """The graph in which attention whose mask excludes every key after its query is causal.
 
     It has a window where every key is excluded that is further back. The mask is dropped where it

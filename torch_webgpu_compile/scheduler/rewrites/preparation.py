@@ -1,4 +1,4 @@
-"""What depends on parameters and constants alone is computed once, not in every call.
+"""Hoists work on parameters and constants alone out of calls: it is computed once.
 
 Weights in the layout that a kernel wants, tables of positions, masks, products of weights: their
 nodes become a graph of its own, the *preparation*, and its results are kept beside the parameters.
@@ -29,8 +29,8 @@ from .. import cost
 from .inline import body_cost
 
 
-def separate_preparation(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
-    """What every call computes, and what is computed once for many calls.
+def hoist_parameter_work(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
+    """The graph of every call, and the graph of the work on parameters, done once for many calls.
 
     The second graph computes from static inputs and constants alone. Its results, in order, are the
     buffers of origin PREPARED of the first graph.
