@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..counters import counters
+from ..plan.lru_cache import LruCache
 from ..plan.model import Plan
-from ..plan.recent import Recent
 from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .device_calls import DeviceCalls
@@ -51,7 +51,7 @@ class CompiledGraph(ABC):
         self.signature = signature
         self.plan = signature.plan
         self.plan_at = plan_at
-        self._specialized: Recent[Hashable, CompiledGraph] = Recent(_MOST_SPECIALIZED)
+        self._specialized: LruCache[Hashable, CompiledGraph] = LruCache(_MOST_SPECIALIZED)
         self._specializing = threading.Lock()
         self._open(device)
 

@@ -24,8 +24,8 @@ from ..device import devices
 from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
+from ..plan.lru_cache import max_resolved_sizes
 from ..plan.model import HostStep
-from ..plan.recent import most_sizes
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
@@ -491,7 +491,7 @@ class DeviceGraph(CompiledGraph):
                 made = _resolve(self.executor, variant, self.signature.phase, data)
                 variant.resolved = made
                 self._in_use.append(variant)
-                while len(self._in_use) > most_sizes(self.plan.dispatch_count):
+                while len(self._in_use) > max_resolved_sizes(self.plan.dispatch_count):
                     self._in_use.popleft().resolved = None
             return made
 

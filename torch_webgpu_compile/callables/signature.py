@@ -1,7 +1,7 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
 A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
-only follows lists. As many variants are kept as `recent.most_sizes` says, with all that was made
+only follows lists. As many variants are kept as `lru_cache.max_resolved_sizes` says, with all that was made
 for their sizes.
 """
 
@@ -16,6 +16,7 @@ import torch
 
 from ..captured import Phase
 from ..errors import UnsupportedOp
+from ..plan.lru_cache import LruCache, max_resolved_sizes
 from ..plan.model import (
     FIRST_CHECK,
     Binding,
@@ -27,7 +28,6 @@ from ..plan.model import (
     bound_nbytes,
     view_at,
 )
-from ..plan.recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
 from ..target import BINDING_ALIGNMENT, Target
 from ..torch_ops.dtypes import torch_dtype
@@ -190,7 +190,7 @@ class Signature:
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
     _loops: frozenset[Expr] = field(init=False)
     _narrow: frozenset[Expr] = field(init=False)
-    _variants: Recent[tuple[int, ...], Variant] = field(init=False)
+    _variants: LruCache[tuple[int, ...], Variant] = field(init=False)
     _only: Variant | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Signature:
         dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
         self._loops = frozenset(step.iterations for step in dispatches)
         self._narrow = frozenset(number for step in dispatches for number in step.narrow)
-        self._variants = Recent(most_sizes(self.plan.dispatch_count))
+        self._variants = LruCache(max_resolved_sizes(self.plan.dispatch_count))
         self._only = None
 
     def variant(self, values: Sequence[Any]) -> Variant:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
+from ..plan.lru_cache import LruCache
 from ..plan.model import STATUS, HostStep, Plan
-from ..plan.recent import Recent
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
@@ -94,8 +94,8 @@ class Executor:
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
-        self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
-        self._own_memory = Recent[tuple[Any, ...], tuple[Launcher, dict[str, GpuBuffer]]](
+        self._sized_plans = LruCache[tuple[Any, ...], SizedPlan](max_programs)
+        self._own_memory = LruCache[tuple[Any, ...], tuple[Launcher, dict[str, GpuBuffer]]](
             max_programs
         )
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()

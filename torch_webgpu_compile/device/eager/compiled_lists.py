@@ -26,9 +26,9 @@ from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...ir.lanes import Lanes
+from ...plan.lru_cache import LruCache
 from ...plan.model import Plan, PlanBuffer, PlanOutput
 from ...plan.placing import Placed, place
-from ...plan.recent import Recent
 from ...plan.verify import verify_plan
 from ...runtime.device import Device
 from ...symbolic.sizes import as_expr, storage_span
@@ -102,7 +102,7 @@ class _Form:
         return state.plan
 
 
-_forms: Recent[Any, list[_Form]] = Recent(_MOST_FORMS)
+_forms: LruCache[Any, list[_Form]] = LruCache(_MOST_FORMS)
 
 
 def compile_lists(
