@@ -11,7 +11,7 @@ from torch import is_tensor
 from torch.utils._pytree import tree_leaves
 
 from . import fallbacks
-from .callables import artifact, residents
+from .callables import artifact, saved_on_gpu
 from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
@@ -137,7 +137,7 @@ def compile_module(
             on_whole=keep,
             gpu=gpu,
             host_numbers=host_numbers,
-            fill=residents.fill,
+            fill=saved_on_gpu.fill,
         )
 
 

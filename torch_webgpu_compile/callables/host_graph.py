@@ -1,7 +1,7 @@
 """`HostGraph`: a compiled graph on CPU tensors.
 
 They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_copies`),
-and so do the values that a forward graph saves for its backward graph (`residents`).
+and so do the values that a forward graph saves for its backward graph (`saved_on_gpu`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened, unless_held
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
-from . import residents
+from . import saved_on_gpu
 from .compiled_graph import CompiledGraph, PlanAt
-from .residents import Resident
+from .saved_on_gpu import SavedOnGpu
 from .signature import MutationRecipe, Signature, StaticRecipe, Variant
 from .static_copies import (
     StaticCopies,
@@ -162,7 +162,7 @@ class HostGraph(CompiledGraph):
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
-        passed = self._residents(values, variant) if variant.may_be_resident else {}
+        passed = self._saved_on_gpu(values, variant) if variant.may_be_saved_on_gpu else {}
         states = None
         if variant.states:
             states = self._take_states(values, variant)
@@ -224,23 +224,23 @@ class HostGraph(CompiledGraph):
             self._last[states] = taken
         return taken
 
-    def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
+    def _saved_on_gpu(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
         for recipe in variant.uploads:
-            resident = residents.of(values[recipe.position])
-            if resident is None:
+            saved = saved_on_gpu.of(values[recipe.position])
+            if saved is None:
                 continue
-            if resident.device is self.device and resident.strides == recipe.strides:
-                found[recipe.buffer] = resident.buffer
+            if saved.device is self.device and saved.strides == recipe.strides:
+                found[recipe.buffer] = saved.buffer
             else:
-                residents.fill([values[recipe.position]])
+                saved_on_gpu.fill([values[recipe.position]])
         return found
 
     def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
         device, total = self.device, 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
-            if variant.may_be_resident and residents.of(tensor) is not None:
+            if variant.may_be_saved_on_gpu and saved_on_gpu.of(tensor) is not None:
                 continue
             if tensor.stride() != recipe.strides:
                 tensor = with_layout(tensor, recipe.strides)
@@ -272,7 +272,7 @@ class HostGraph(CompiledGraph):
             tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)
             kept = fresh.get(recipe.buffer)
             if kept is not None:
-                residents.keep(tensor, Resident(self.device, kept, recipe.strides))
+                saved_on_gpu.keep(tensor, SavedOnGpu(self.device, kept, recipe.strides))
             elif recipe.nbytes:
                 addresses.append(tensor.data_ptr())
             for position, view in recipe.results:

@@ -1,7 +1,7 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
 A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
-only follows lists. As many variants are kept as `lru_cache.max_resolved_sizes` says, with all that was made
+only follows lists. At most `lru_cache.max_resolved_sizes` variants are kept, with all that was made
 for their sizes.
 """
 
@@ -125,7 +125,7 @@ class Variant:
             (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
-        may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
+        may_be_saved_on_gpu: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
@@ -142,7 +142,7 @@ class Variant:
     mutations: tuple[MutationRecipe, ...]
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
-    may_be_resident: bool
+    may_be_saved_on_gpu: bool
     rebinds: bool
     bound_nbytes: int
     iterations: int
@@ -297,7 +297,7 @@ class Signature:
             mutations=mutations,
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
-            may_be_resident=self.phase.name == "backward",
+            may_be_saved_on_gpu=self.phase.name == "backward",
             rebinds=bool(kept or updated or states or self.phase.name == "backward"),
             bound_nbytes=max(
                 (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),

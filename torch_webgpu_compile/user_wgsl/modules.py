@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .source import Source, marked, unique_names
+from .source import Source, marked, name_suffix
 from .tokens import (
     DIRECTIVES,
     Declaration,
@@ -52,7 +52,7 @@ class WgslFunction:
     @property
     def unique(self) -> str:
         """The name that the entry has in kernels."""
-        return self.entry + unique_names(self.text)
+        return self.entry + name_suffix(self.text)
 
     @property
     def definition(self) -> str:
@@ -83,7 +83,7 @@ def needs_float16(text: str) -> bool:
 def _own_names(text: str) -> str:
     """A module with its names made unique, without directives; lines stay lines."""
     found = declarations_of(text)
-    names = {d.name: d.name + unique_names(text) for d in found if d.name}
+    names = {d.name: d.name + name_suffix(text) for d in found if d.name}
     directives = [(d.start, d.end, "") for d in found if not d.name and d.kind != "const_assert"]
     return renamed(replaced(text, directives), names)
 

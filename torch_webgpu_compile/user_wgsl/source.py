@@ -152,8 +152,8 @@ def marked(title: str, text: str) -> str:
     return f"{_BEGIN}{title}\n{text}\n{_END}{title}"
 
 
-def unique_names(text: str) -> str:
-    """What the names of a module have behind them in kernels."""
+def name_suffix(text: str) -> str:
+    """The suffix of a module's names in kernels: 8 hex digits of the SHA-256 of its text."""
     return f"_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -278,7 +278,11 @@ class _FunctionMaker:
             unroll = math.gcd(tiling.unroll, wide)
             parts = rows.operand, rows.name, rows.parameters, rows.outer
             found[role] = Tile(*parts, at, wide, rows.name == "query", unroll)
-            at += tiling.owned_size(wide) if role.startswith("owned") else tiling.walked_size(wide)
+            at += (
+                tiling.outer_tile_vec4s(wide)
+                if role.startswith("owned")
+                else tiling.inner_tile_vec4s(wide)
+            )
         return found
 
     def row(self, body: Scalar) -> LoadFunction:

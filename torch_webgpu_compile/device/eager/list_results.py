@@ -29,7 +29,7 @@ class Results:
     Args:
         layouts: (dtype, sizes, strides) of each.
         index: of the device.
-        like: the list of earlier results of such a call; None: these are the first.
+        earlier: the list of the results of an earlier call like this; None: these are the first.
 
     Attributes:
         tensors: the results.
@@ -39,15 +39,15 @@ class Results:
     __slots__ = ("_storages", "known", "tensors")
 
     def __init__(
-        self, layouts: Sequence[tuple[Any, ...]], index: int, like: KnownList | None = None
+        self, layouts: Sequence[tuple[Any, ...]], index: int, earlier: KnownList | None = None
     ) -> None:
         self.tensors = [without_memory(layout, index) for layout in layouts]
         self._storages = [tensor.untyped_storage()._cdata for tensor in self.tensors]
         addresses = storages.addresses_of(self.tensors)
-        like = like or KnownList(
+        earlier = earlier or KnownList(
             addresses, Description.of(self.tensors), storages.Likeness(self.tensors)
         )
-        self.known = KnownList(addresses, like.description, like.likeness)
+        self.known = KnownList(addresses, earlier.description, earlier.likeness)
 
     def are_needed(self) -> list[bool]:
         """Of each whether somebody else has it, or a view of it."""
