@@ -15,7 +15,7 @@ from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .device_calls import DeviceCalls
 from .host_calls import HostCalls
-from .signature import Signature, Variant
+from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
 """The plan of a graph with symbols at these sizes."""
@@ -93,7 +93,7 @@ class CompiledGraph(ABC):
     def _with(self, signature: Signature) -> CompiledGraph:
         """A graph with another plan, on the same device."""
 
-    def _specialize(self, variant: Variant) -> CompiledGraph:
+    def _specialize(self, variant: SignatureVariant) -> CompiledGraph:
         """The graph for sizes at which this one's plan cannot run, made if need be.
 
         Raises:

@@ -26,7 +26,7 @@ from ..runtime.status import Reports
 from . import saved_on_gpu
 from .compiled_graph import CompiledGraph, PlanAt
 from .saved_on_gpu import SavedOnGpu
-from .signature import MutationRecipe, Signature, StaticRecipe, Variant
+from .signature import MutationRecipe, Signature, SignatureVariant, StaticRecipe
 from .static_copies import (
     StaticCopies,
     data_ptr,
@@ -61,7 +61,7 @@ class _Taken:
     copies: StaticCopies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
-    bound: tuple[Variant, BoundPlan, Reports | None] | None = None
+    bound: tuple[SignatureVariant, BoundPlan, Reports | None] | None = None
 
 
 _MOST_TAKEN = 64
@@ -125,7 +125,7 @@ class HostGraph(CompiledGraph):
         drop(self.device)
         self._open(device)
 
-    def _call(self, values: list[Any], variant: Variant) -> list[Any]:
+    def _call(self, values: list[Any], variant: SignatureVariant) -> list[Any]:
         self._is_half_written = False
         bound, fresh, states = self._bind(values, variant)
         uploaded = self._upload(values, variant, bound)
@@ -138,14 +138,14 @@ class HostGraph(CompiledGraph):
         counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
 
-    def _distrust(self, values: list[Any], variant: Variant) -> None:
+    def _distrust(self, values: list[Any], variant: SignatureVariant) -> None:
         """After a failure, copies of what the plan changes may differ from their tensors."""
         self._static.invalidate([values[mutation.position] for mutation in variant.mutations])
 
     # ---- in
 
     def _bind(
-        self, values: list[Any], variant: Variant
+        self, values: list[Any], variant: SignatureVariant
     ) -> tuple[BoundPlan, dict[str, GpuBuffer], StaticCopies | None]:
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
@@ -177,7 +177,7 @@ class HostGraph(CompiledGraph):
         externals = {**taken.externals, **passed, **fresh}
         return self.executor.bind(variant.sizes, externals), fresh, states
 
-    def _take_constant(self, values: list[Any], variant: Variant) -> _Taken:
+    def _take_constant(self, values: list[Any], variant: SignatureVariant) -> _Taken:
         """The parameters and buffers that the graph only reads."""
         tensors = self._static_of(values)
         taken = self._take(tensors, variant.static)
@@ -197,7 +197,7 @@ class HostGraph(CompiledGraph):
         taken.errors = errors
         return taken
 
-    def _take_states(self, values: list[Any], variant: Variant) -> StaticCopies:
+    def _take_states(self, values: list[Any], variant: SignatureVariant) -> StaticCopies:
         """The parameters and buffers that the graph changes."""
         tensors = [values[recipe.position] for recipe in variant.states]
         copies = self._take(tensors, variant.states, True).copies
@@ -224,7 +224,7 @@ class HostGraph(CompiledGraph):
             self._last[states] = taken
         return taken
 
-    def _saved_on_gpu(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
+    def _saved_on_gpu(self, values: list[Any], variant: SignatureVariant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
         for recipe in variant.uploads:
             saved = saved_on_gpu.of(values[recipe.position])
@@ -236,7 +236,7 @@ class HostGraph(CompiledGraph):
                 saved_on_gpu.fill([values[recipe.position]])
         return found
 
-    def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
+    def _upload(self, values: list[Any], variant: SignatureVariant, bound: BoundPlan) -> int:
         device, total = self.device, 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
@@ -254,7 +254,7 @@ class HostGraph(CompiledGraph):
     def _results(
         self,
         values: list[Any],
-        variant: Variant,
+        variant: SignatureVariant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
         states: StaticCopies | None,
@@ -298,7 +298,7 @@ class HostGraph(CompiledGraph):
     def _keep_states(
         self,
         values: list[Any],
-        variant: Variant,
+        variant: SignatureVariant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
         states: StaticCopies,

@@ -1,6 +1,6 @@
 """What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
 
-A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
+A `Signature` is made once per compiled graph, a `SignatureVariant` once per set of sizes: a call
 only follows lists. At most `lru_cache.max_resolved_sizes` variants are kept, with all that was made
 for their sizes.
 """
@@ -112,7 +112,7 @@ class MutationRecipe:
 
 
 @dataclass(slots=True, eq=False)
-class Variant:
+class SignatureVariant:
     """A signature with its sizes resolved.
 
     Attributes:
@@ -190,8 +190,8 @@ class Signature:
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
     _loops: frozenset[Expr] = field(init=False)
     _narrow: frozenset[Expr] = field(init=False)
-    _variants: LruCache[tuple[int, ...], Variant] = field(init=False)
-    _only: Variant | None = field(init=False)
+    _variants: LruCache[tuple[int, ...], SignatureVariant] = field(init=False)
+    _only: SignatureVariant | None = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -217,7 +217,7 @@ class Signature:
         self._variants = LruCache(max_resolved_sizes(self.plan.dispatch_count))
         self._only = None
 
-    def variant(self, values: Sequence[Any]) -> Variant:
+    def variant(self, values: Sequence[Any]) -> SignatureVariant:
         """The signature for these arguments."""
         only = self._only
         if only is not None:
@@ -259,7 +259,7 @@ class Signature:
             return variant.sizes
         return None if self._sources else {}
 
-    def _resolve(self, sizes: dict[str, int]) -> Variant:
+    def _resolve(self, sizes: dict[str, int]) -> SignatureVariant:
         buffers = self.plan.buffers
         static: list[StaticRecipe] = []
         states: list[StaticRecipe] = []
@@ -287,7 +287,7 @@ class Signature:
         )
         kept = [tensor for tensor in tensors if self._stays(tensor)]
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
-        return Variant(
+        return SignatureVariant(
             sizes=sizes,
             static=self._recipes.setdefault(tuple(static), tuple(static)),
             states=self._recipes.setdefault(tuple(states), tuple(states)),
@@ -311,7 +311,7 @@ class Signature:
     def _ragged(
         self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
     ) -> Iterator[tuple[int, int, int]]:
-        """`Variant.ragged`. Raises UnsupportedOp where a ragged size is needed as a number."""
+        """`SignatureVariant.ragged`; UnsupportedOp where a ragged size is needed as a number."""
         sources = {s.name: s.position for s in self._sources if sizes[s.name] == RAGGED}
         if not sources:
             return

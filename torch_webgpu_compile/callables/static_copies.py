@@ -252,7 +252,7 @@ def drop(device: Device) -> None:
 # ---- the copies that one graph takes
 
 
-class Layout(Protocol):
+class WantedLayout(Protocol):
     """How a plan wants a tensor: see `signature.StaticRecipe`."""
 
     @property
@@ -281,7 +281,7 @@ class StaticCopies:
     """
 
     def __init__(
-        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[WantedLayout]
     ) -> None:
         self._owner = owner
         self._layouts = layouts

@@ -29,7 +29,7 @@ _MOST_TAKEN = 64  # sets of tensors of one graph: a block that several layers sh
 
 @dataclass(frozen=True)
 class _Layout:
-    """See `static_copies.Layout`."""
+    """See `static_copies.WantedLayout`."""
 
     strides: tuple[int, ...]
     counted: int

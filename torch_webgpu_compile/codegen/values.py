@@ -79,7 +79,7 @@ class Scope:
 
 
 @dataclass
-class Names:
+class UniqueNames:
     """Unique names within a kernel."""
 
     count: int = 0

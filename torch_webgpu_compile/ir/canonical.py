@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..symbolic.sizes import ZERO, product
 from .buffers import Buffer
 from .graph import MapGroup
-from .scalar import Call, Checked, Const, Index, Load, Masked, Op, walk
+from .scalar import Checked, Const, FunctionCall, Index, Load, Masked, Op, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical 
                     if any(isinstance(argument, Index) for argument in args):
                         return None
                     entry = ("op", name, tuple(numbers[a] for a in args), dtype)
-                case Call(function, args, result):
+                case FunctionCall(function, args, result):
                     if any(isinstance(argument, Index) for argument in args):
                         return None
                     entry = ("call", function, tuple(numbers[a] for a in args), result)

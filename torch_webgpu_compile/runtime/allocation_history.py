@@ -18,7 +18,7 @@ Frame = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocationEvent:
     """What happened to memory.
 
     Attributes:
@@ -50,7 +50,7 @@ class History:
     """
 
     stacks: str | None
-    events: deque[Event]
+    events: deque[AllocationEvent]
     skipped: frozenset[str] = frozenset()
     present: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
@@ -65,7 +65,9 @@ class History:
         elif action == "free_completed":
             self.present.pop(serial, None)
         if self.events.maxlen != 0 and action not in self.skipped:
-            self.events.append(Event(action, serial, nbytes, frames, time.time_ns() // 1000))
+            self.events.append(
+                AllocationEvent(action, serial, nbytes, frames, time.time_ns() // 1000)
+            )
 
 
 def _frames() -> tuple[Frame, ...]:

@@ -20,7 +20,7 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
 from .program import Segment, Users, build_segments, rebind, users_of
-from .sized import HostCommand, Place, SizedDispatch, SizedPlan
+from .sized import HostCommand, MemoryPlace, SizedDispatch, SizedPlan
 from .status import Reports
 
 _serial_of, _version_of = attrgetter("serial"), attrgetter("version")
@@ -135,7 +135,7 @@ class Launcher:
         unless_held(self._executor.lock, self._known.clear)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[MemoryPlace, ...]:
         """See the class."""
         return self.sized.places
 

@@ -44,7 +44,7 @@ from .pointwise import group_origins
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LineLoad:
     """How four neighbours of a line are loaded at once, or one element; see `Store`."""
 
     lanes: int
@@ -95,7 +95,7 @@ def generate_depthwise(
             "tiling": tiling,
             "tile": tile,
             "image": _load(builder, node.image, "n", node.image_sizes, places, within),
-            "weight": Load(1, scope.lines, weight.code, within or "true"),
+            "weight": LineLoad(1, scope.lines, weight.code, within or "true"),
             "store": _store(builder, members, node, within),
             "depth": node.depth,
             "taps_count": node.windows.taps,
@@ -248,7 +248,7 @@ def _load(
     sizes: Sequence[Expr],
     places: Mapping[Symbol, Expr],
     within: str,
-) -> Load:
+) -> LineLoad:
     """Of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
 
     ``within``: the condition under which the plane exists, "" if that is always.
@@ -270,7 +270,7 @@ def _load(
     value = builder.renderer(lanes, scope, branches=True).render(body)
     guards = [within] if within else []
     guards += ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
-    return Load(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
+    return LineLoad(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
 
 
 def _store(

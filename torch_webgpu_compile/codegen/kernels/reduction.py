@@ -30,7 +30,7 @@ from ..hardening.spelling import is_known_sum, opaque
 from ..values import Scope, Text
 from ..wgsl.casts import fitted
 from ..wgsl.scalars import Renderer
-from .accumulate import Accumulator, ExpSum, Variable, accumulator, exp_sum
+from .accumulate import Accumulator, AccumulatorVariable, ExpSum, accumulator, exp_sum
 from .builder import KernelBody, KernelBuilder, fold_grid
 from .pointwise import group_origins, memory_order
 from .rounding import Rounding
@@ -135,7 +135,7 @@ class RowKernel:
             self.iterations + exchanges,
         )
 
-    def _arrays(self, parts: Sequence[Variable]) -> dict[str, WorkgroupArray]:
+    def _arrays(self, parts: Sequence[AccumulatorVariable]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
         arrays = self.strategy.arrays(self.tiling.workgroup)
         return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}

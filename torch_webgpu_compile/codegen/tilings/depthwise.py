@@ -28,7 +28,7 @@ _REGISTERS = 64  # of an invocation, besides sums of taps
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class WindowAxis:
     """A dimension of windows; without a number, one of a single position."""
 
     windows: Windows
@@ -66,17 +66,17 @@ class Axis:
 
 
 @lru_cache(maxsize=1024)
-def _reach(axis: Axis, results: int) -> tuple[int, int]:
+def _reach(axis: WindowAxis, results: int) -> tuple[int, int]:
     every = [axis.read_at(i, t) for i in range(results) for t in range(axis.taps)]
     found = [at for at in every if at is not None]
     return min(found, default=0), max(found, default=0)
 
 
-def axes_of(windows: Windows) -> tuple[Axis, Axis]:
+def axes_of(windows: Windows) -> tuple[WindowAxis, WindowAxis]:
     """The axis of lines, and that of elements of a line."""
     if len(windows.kernel) == 1:
-        return Axis(windows, None), Axis(windows, 0)
-    return Axis(windows, 0), Axis(windows, 1)
+        return WindowAxis(windows, None), WindowAxis(windows, 0)
+    return WindowAxis(windows, 0), WindowAxis(windows, 1)
 
 
 @dataclass(frozen=True, slots=True)

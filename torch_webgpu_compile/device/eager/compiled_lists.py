@@ -19,7 +19,14 @@ from ...callables.signature import Signature
 from ...capture.eager.arguments import number_dtype
 from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.numbers import Number, Numbers
-from ...capture.eager.sequence import Lane, Layout, SequenceCall, capture_lane, divide, layout_of
+from ...capture.eager.sequence import (
+    Lane,
+    LaneLayout,
+    SequenceCall,
+    capture_lane,
+    divide,
+    layout_of,
+)
 from ...captured import CapturedGraph, Phase
 from ...compiler import compile_graph, native_operators
 from ...counters import counters
@@ -159,7 +166,7 @@ class _Placing:
     def compiled(self, calls: Sequence[SequenceCall]) -> CompiledOp:
         """What runs the calls."""
         for key, lanes in divide(calls, self._leaves).items():
-            kinds: dict[Any, list[tuple[Lane, Layout]]] = {}
+            kinds: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
             for lane in lanes:
                 layout = self._layout(lane)
                 if layout is not None:
@@ -169,7 +176,7 @@ class _Placing:
                 self._add((key, layout_key, wanted), found)
         return self._finished(str(calls[0].op))
 
-    def _layout(self, lane: Lane) -> Layout | None:
+    def _layout(self, lane: Lane) -> LaneLayout | None:
         """What the tensors of a lane are like; None where it has nothing to compute."""
         specs = [self._leaves[k] for k in (*lane.own, *lane.shared)]
         made = [self._made[k] for k in lane.made]
@@ -177,9 +184,9 @@ class _Placing:
             return None
         return layout_of(specs, made, self._device.target.max_binding_nbytes)
 
-    def _add(self, key: Any, lanes: Sequence[tuple[Lane, Layout]]) -> None:
+    def _add(self, key: Any, lanes: Sequence[tuple[Lane, LaneLayout]]) -> None:
         """Adds lanes of one kind."""
-        together: dict[Any, list[tuple[Lane, Layout]]] = {}
+        together: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
         forms: dict[Any, _Form] = {}
         for lane, layout in lanes:
             form = self._form(key, lane, layout)
@@ -194,7 +201,7 @@ class _Placing:
                 self._place(form, plan, key[-1], found[:count])
                 found = found[count:]
 
-    def _form(self, key: Any, lane: Lane, layout: Layout) -> _Form:
+    def _form(self, key: Any, lane: Lane, layout: LaneLayout) -> _Form:
         switches = torch.get_default_dtype(), switched(eager_options())
         whole = id(self._device), switches, self._held_in, key
         known = _forms.find(whole)
@@ -220,7 +227,7 @@ class _Placing:
         form: _Form,
         plan: Plan,
         wanted: Sequence[int],
-        lanes: Sequence[tuple[Lane, Layout]],
+        lanes: Sequence[tuple[Lane, LaneLayout]],
     ) -> None:
         """Adds one part: a plan for these lanes."""
         inputs: list[int] = []

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
-from ...callables.signature import Signature, Variant
+from ...callables.signature import Signature, SignatureVariant
 from ...capture.eager.arguments import groups_of_equals
 from ...capture.eager.calls import (
     Argument,
@@ -192,7 +192,7 @@ class KnownCall:
     op: OpOverload
     compiled: CompiledOp | None = None
     graph: DeviceGraph | None = None
-    variant: Variant | None = None
+    variant: SignatureVariant | None = None
     is_as_expected: bool = False
     is_switched: bool = False
     generator: int | None = None
@@ -384,7 +384,7 @@ class SwitchedGraph:
         self.plan = made.plan
         self.index = made.index
 
-    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, Variant]:
+    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, SignatureVariant]:
         """`DeviceGraph.at` for the present position of the switch."""
         on = is_on()
         if on not in self._made:

@@ -31,7 +31,7 @@ from ...ir.scalar import (
     CALL_COST,
     LOOPING_CALL_COST,
     OPS,
-    Call,
+    FunctionCall,
     Index,
     Load,
     Masked,
@@ -69,7 +69,7 @@ def body_cost(body: Scalar) -> int:
     for node in walk(body):
         if isinstance(node, Op):
             total += OPS[node.name].cost
-        elif isinstance(node, Call):
+        elif isinstance(node, FunctionCall):
             total += LOOPING_CALL_COST if node.function.has_loops else CALL_COST
     return total
 
