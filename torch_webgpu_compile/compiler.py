@@ -104,30 +104,30 @@ class Compilation:
 
     @property
     def program(self) -> Program[Schedule]:
-        """As the last pass that regroups kernels gave it."""
+        """The program as the last pass that regroups kernels left it."""
         found: Program[Schedule] = self.results[_last_schedule(self.options).name]
         return found
 
     @property
     def schedule(self) -> Schedule:
-        """What every call computes, of `program`."""
+        """The schedule of every call, of `program`."""
         return self.program.called
 
     @property
     def calls(self) -> tuple[KernelCall | HostCall, ...]:
-        """The kernel calls and host calls of what every call computes, in order."""
+        """The kernel calls and host calls of every call, in order."""
         made: Program[Kernels] = self.results["wgsl"]
         return made.called.calls
 
     @property
     def plan(self) -> Plan:
-        """The result of the pass ``plan``, or what the plan cache had in its place."""
+        """The result of the pass ``plan``, or the plan from the plan cache."""
         found = self.results["plan"]
         assert isinstance(found, Plan)
         return found
 
     def texts(self) -> dict[str, str]:
-        """What each pass that changed something gave, for a person to read, by its name."""
+        """The results of the passes that changed something, as text, by the pass's name."""
         found, before = {}, None
         for step in passes(self.options):
             if step.name in self.results:
@@ -148,7 +148,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Form:
-    """What passes take and give.
+    """The type of a pass's argument or result, with its verifier and its printer.
 
     Attributes:
         name: the type's name.
@@ -349,12 +349,12 @@ PASSES: tuple[Pass, ...] = (
 
 
 def _nothing(name: str) -> CapturedGraph:
-    """What is captured where a compilation starts with a graph that is lowered."""
+    """An empty captured graph, for a compilation that starts with a lowered graph."""
     return CapturedGraph(name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset())
 
 
 def passes(options: CompileOptions) -> tuple[Pass, ...]:
-    """Those that these options want, in order."""
+    """The passes that these options want, in order."""
     return tuple(step for step in PASSES if step.fusion in (None, options.fusion))
 
 
@@ -476,7 +476,7 @@ def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
 
 @dataclass(frozen=True)
 class Loops:
-    """A lowered graph with size symbols: what is left of a compilation that can be compiled again.
+    """A lowered graph with size symbols, kept to compile it again for other sizes.
 
     Attributes:
         graph: as lowering gave it.
@@ -506,7 +506,7 @@ class Loops:
 
 
 def loops_of(state: Compilation) -> Loops | None:
-    """What plans for other sizes are made of; None where there are no other sizes."""
+    """The lowered graph that plans for other sizes start from; None without size symbols."""
     graph = state.graph
     return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 

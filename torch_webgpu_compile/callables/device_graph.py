@@ -43,7 +43,7 @@ from .static_copies import same_layout, with_layout
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Where a value that outlives the call is.
+    """The place of a value that outlives the call.
 
     Attributes:
         position: among the launcher's buffers.
@@ -79,7 +79,7 @@ class _Made:
 
     @staticmethod
     def of(recipe: TensorRecipe, kept: _Kept) -> _Made:
-        """What a recipe makes."""
+        """The tensor that a recipe makes."""
         whole = recipe.sizes, recipe.strides, recipe.offset_nbytes // recipe.dtype.itemsize
         views = [(position, *(view or whole)) for position, view in recipe.results]
         return _Made(
@@ -146,7 +146,7 @@ class _Section:
 
 @dataclass(slots=True)
 class _ResolvedCall:
-    """What a call with known sizes does.
+    """A call at known sizes: its memory and commands.
 
     Attributes:
         sections: what is launched, in order.

@@ -48,7 +48,7 @@ _NOTHING_FRESH: dict[str, GpuBuffer] = {}
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What a graph has taken of parameters and buffers of the same addresses.
+    """GPU copies of parameters and buffers that a graph uses, for one set of their addresses.
 
     Attributes:
         recipes: of the variants that it is for.
@@ -259,7 +259,7 @@ class HostGraph(CompiledGraph):
         fresh: dict[str, GpuBuffer],
         states: StaticCopies | None,
     ) -> tuple[list[Any], int]:
-        """What the call returns, and the bytes that were downloaded for it."""
+        """The results of the call, and the bytes that were downloaded for it."""
         wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
         changed = [r for r in variant.mutations if r.nbytes]
         ranges = [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in wanted]
@@ -328,7 +328,7 @@ def _write_back(tensor: Tensor, recipe: MutationRecipe, value: Tensor) -> None:
 
 
 def _staging(tensor: Tensor, recipe: MutationRecipe) -> Tensor:
-    """What a changed argument is downloaded to: itself, or a tensor with the plan's layout."""
+    """The download target of a changed argument: itself, or a tensor with the plan's layout."""
     if recipe.dense and tensor.stride() == recipe.strides:
         return tensor
     return torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)

@@ -1,4 +1,4 @@
-"""What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
+"""A plan's inputs and outputs as PyTorch's tensors, resolved per set of sizes.
 
 A `Signature` is made once per compiled graph, a `SignatureVariant` once per set of sizes: a call
 only follows lists. At most `lru_cache.max_resolved_sizes` variants are kept, with all that was made
@@ -450,7 +450,7 @@ RAGGED = -(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a size symbol's value is read: what is there is ``coefficient · symbol + constant``.
+    """The place that holds a size symbol's value, as ``coefficient · symbol + constant``.
 
     Attributes:
         position: of the argument: an integer, or a tensor.
@@ -468,7 +468,7 @@ class SizeSource:
     unit: int = 1
 
     def read(self, values: Sequence[Any]) -> int:
-        """The symbol's value in a call: what is there, without the constant and the coefficient."""
+        """The symbol's value in a call: (number − constant) / coefficient."""
         value = values[self.position]
         match self.field:
             case "size":

@@ -81,7 +81,7 @@ _EMPTY = (
 
 
 class Profile:
-    """What `profile` saw. Printing it gives a table.
+    """The result of `profile`. Printing it gives a table.
 
     Attributes:
         runs: every dispatch, in order.

@@ -1,4 +1,4 @@
-"""`explain`: what the compiler made of a function."""
+"""`explain`: a report of how a function was compiled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .traffic import CopyRate, traffic_of
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found. ``str(report)`` is a table.
+    """The result of `explain`. ``str(report)`` is a table.
 
     Attributes:
         graphs: in the order in which they were compiled.

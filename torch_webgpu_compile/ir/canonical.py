@@ -1,4 +1,4 @@
-"""What a map group computes, whatever its buffers are called and however many elements it has."""
+"""Canonical forms of map groups, up to names of buffers and numbers of elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scalar import Checked, Const, FunctionCall, Index, Load, Masked, Op, walk
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """What a map group computes, without the names of buffers and the number of elements.
+    """A map group up to the names of buffers and the number of elements.
 
     Two groups with equal keys can be computed by the same statements, each on its own buffers.
 

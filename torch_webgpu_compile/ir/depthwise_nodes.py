@@ -57,7 +57,7 @@ class Windows:
         )
 
     def read_at(self, dim: int, position: int, tap: int) -> int | None:
-        """What is read along a dimension, from where a run of results starts to be read.
+        """The position that a tap reads along a dimension, from where a run of results starts.
 
         ``position`` counts results from the start of the run, which is a multiple of the stride of
         a transposed convolution; other runs of it read as much further as they start further,

@@ -184,7 +184,7 @@ class Run:
 
 
 def not_interpreted(name: str) -> UnsupportedOp:
-    """The error for what only a GPU can compute."""
+    """The error for a node that only a GPU can compute."""
     cause = "it is written in WGSL, which the interpreter does not run"
     return UnsupportedOp(name, cause, "compute it on a GPU")
 

@@ -55,7 +55,7 @@ def group_key(
 def twins_of(
     groups: Sequence[KernelGroup], buffers: Mapping[str, Buffer]
 ) -> dict[str, tuple[str, ...]] | None:
-    """For each buffer of the first group, those of all that play its part.
+    """For each buffer of the first group, the corresponding buffers of all groups.
 
     None where groups differ in more than the names of buffers.
     """

@@ -1,4 +1,4 @@
-"""Scalar expressions: what one element of a buffer is computed from.
+"""Scalar expressions: the computation of one element of a buffer.
 
 The nodes form a DAG and are interned: structurally equal expressions are the same object, so a
 dictionary keyed by node is common-subexpression elimination. They are immutable.
@@ -181,7 +181,7 @@ class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
 
     @property
     def dtype(self) -> DType:
-        """That of the result's type in `CALL_DTYPES`."""
+        """The dtype of the result's type in `CALL_DTYPES`."""
         return CALL_DTYPES[self.function.results[self.result][1]]
 
 
@@ -210,7 +210,7 @@ SCALARS = (Const, Index, Load, Op, Masked, Checked, FunctionCall, Local)
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """A row of `OPS`: what a scalar op is.
+    """A row of `OPS`: the signature and properties of a scalar op.
 
     Attributes:
         arity: the number of arguments.
@@ -301,7 +301,7 @@ OPS: dict[str, OpInfo] = {
 
 
 def neutral(kind: str, dtype: DType) -> Const:
-    """The neutral element of a reduction or scan: what it gives of no elements.
+    """The neutral element of a reduction or scan: its result for no elements.
 
     Args:
         kind: a `Reduction.kind` or ``logsumexp``.

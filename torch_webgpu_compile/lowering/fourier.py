@@ -313,7 +313,7 @@ def add_transform(builder: Builder, output: Buffer, transform: Transform, dim: i
 
 
 def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
-    """One node, or with n = n1 · n2 transforms of the n1 elements that are n2 apart, then of n2.
+    """Adds one node, or with n = n1 · n2 two: transforms of n1 elements n2 apart, then of n2.
 
     Element j1 · n2 + j2 has its part in result k1 + n1 · k2 by way of number (k1, j2) in between,
     which is multiplied by exp(∓2πi · k1 · j2 / n).

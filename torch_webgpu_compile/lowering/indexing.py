@@ -129,7 +129,7 @@ def lower_gather(
 
 
 class Indexed:
-    """Which elements of a tensor ``index`` and ``index_put`` address.
+    """The elements of a tensor that ``index`` and ``index_put`` address.
 
     ``sizes`` are the sizes of the result; ``index`` is the element of the tensor for each position.
     ``checked``: whether the indices may be out of range.

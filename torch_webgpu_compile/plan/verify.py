@@ -52,6 +52,8 @@ def verify_plan(plan: Plan) -> None:
 
 
 class _Verifier:
+    """Checks one plan, part by part, for `verify_plan`."""
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._buffers = plan.buffers

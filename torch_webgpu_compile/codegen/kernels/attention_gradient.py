@@ -323,7 +323,7 @@ class _FunctionMaker:
         return {role: self._store(output, row, size) for role, output, size in outputs}
 
     def _store(self, output: str, row: str, size: Expr) -> Store:
-        """Of four neighbouring elements of a row where memory allows, else of one."""
+        """The store of four neighbouring elements of a row where memory allows, else of one."""
         builder = self.builder
         dtype = builder.buffers[output].dtype
         symbols = {symbol.name: symbol for symbol in self.fixed}

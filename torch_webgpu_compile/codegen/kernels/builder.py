@@ -36,7 +36,7 @@ from ..wgsl.storage import Bindings
 
 @dataclass(frozen=True)
 class KernelBody:
-    """What a kernel computes, or one of several that are joined to one.
+    """The body of a kernel, or of one of several that are joined to one.
 
     Attributes:
         kind: see `plan.model.Kernel`.

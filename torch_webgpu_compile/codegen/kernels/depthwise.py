@@ -249,7 +249,7 @@ def _load(
     places: Mapping[Symbol, Expr],
     within: str,
 ) -> LineLoad:
-    """Of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
+    """The load of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
 
     ``within``: the condition under which the plane exists, "" if that is always.
     """
@@ -276,7 +276,7 @@ def _load(
 def _store(
     builder: KernelBuilder, members: Sequence[Member], node: DepthwiseConvolution, within: str
 ) -> Store:
-    """Of four neighbouring results of a line where memory allows, else of one."""
+    """The store of four neighbouring results of a line where memory allows, else of one."""
     height, width = _plane(node.positions)
     symbols = numbered("m", node.positions)
     batch = flat_values("b", node.batch, iteration("plane", product(node.batch)))
@@ -303,7 +303,7 @@ def _store(
 def _store_taps(
     builder: KernelBuilder, group: AnchorGroup, node: DepthwiseWeightGradient, within: str
 ) -> Store:
-    """Of the sum of one tap of a channel."""
+    """The store of the sum of one tap of a channel."""
     taps = tuple(map(as_expr, node.windows.kernel))
     point = {
         **flat_values("p", (as_expr(node.parts),), iteration("part", node.parts)),

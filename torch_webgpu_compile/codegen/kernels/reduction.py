@@ -106,7 +106,7 @@ class RowKernel:
     # -- rendering -------------------------------------------------------------------------------
 
     def body(self) -> KernelBody:
-        """What computes the group."""
+        """The kernel body of the group."""
         t = self.tiling
         phases: list[RowPass] = []
         for d in range(1, self.phases_count + 1):
@@ -174,7 +174,7 @@ class RowKernel:
         return self.row_renderer.let(opaque(value).code, 1, value.dtype)
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
-        """Of one reduction, or of a maximum together with its sum."""
+        """The accumulator of one reduction, or of a maximum together with its sum."""
         name = f"a{self.by_order(member)}"
         for output, own in self.sums.items():
             if own.largest == member.output:

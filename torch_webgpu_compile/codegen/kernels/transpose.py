@@ -154,7 +154,7 @@ class _TransposeKernel:
     def _members(
         self, values: Mapping[str, Text], places: Sequence[tuple[Expr, Expr]], renderer: Renderer
     ) -> Callable[[Load], Text | None]:
-        """What is known of loads at these places: tiles and members computed before."""
+        """Values of loads that are known at these places: tiles, and members computed before."""
 
         def value_of(load: Load) -> Text | None:
             name = self.tile_names.get(load)

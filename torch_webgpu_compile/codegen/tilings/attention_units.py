@@ -21,7 +21,7 @@ _FLAGS = 12  # words of workgroup memory for what invocations tell each other
 
 @dataclass(frozen=True, slots=True)
 class RowsInUnits(InUnits):
-    """What tilings have in common: each subgroup has rows of units of scores.
+    """The common part of tilings in which each subgroup has rows of units of scores.
 
     Attributes:
         subgroups: of a workgroup.
@@ -65,7 +65,7 @@ class AttentionUnitsTiling(RowsInUnits):
 
     @property
     def queries(self) -> int:
-        """Of a workgroup."""
+        """Queries of a workgroup."""
         return self.subgroups * self.row_units * self.unit.m
 
     @property

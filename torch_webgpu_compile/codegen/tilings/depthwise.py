@@ -41,7 +41,7 @@ class WindowAxis:
 
     @property
     def phases(self) -> int:
-        """What the results of an invocation are a multiple of, so that all read alike."""
+        """The number that an invocation's results are a multiple of, so that all read alike."""
         return 1 if self.dim is None or not self.windows.transposed else self._stride
 
     @property
@@ -98,7 +98,7 @@ class DepthwiseTiling:
 
     @property
     def planes(self) -> int:
-        """Of a workgroup."""
+        """Planes of a workgroup."""
         return self.channels * self.images
 
     @property
@@ -109,7 +109,7 @@ class DepthwiseTiling:
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """What a workgroup has of each plane of the image, in fours along a line.
+    """The part of each plane of the image in workgroup memory, in fours along a line.
 
     Attributes:
         first_line, first_quad: where it starts, from where the workgroup starts to read.
@@ -141,7 +141,7 @@ def image_tile(tiling: DepthwiseTiling, windows: Windows) -> ImageTile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a tiling is chosen for.
+    """A depthwise convolution as its tiling depends on it.
 
     Attributes:
         images, channels, lines, elements: numbers of results (or, of a weight's gradient, positions

@@ -216,7 +216,7 @@ class Renderer:
         return f"{function}({self._address(addresses[0] // VECTOR, gathers, 0, VECTOR)})"
 
     def _places(self, node: Load) -> tuple[list[Expr], list[Gather]]:
-        """What a load adds to the start of its buffer, in each lane: known, and from data."""
+        """The terms of a load's address in each lane: index expressions, and gathers from data."""
         buffer = self.bindings.buffers[node.buffer]
         entries = list(map(as_index, node.index))
         affine = [as_expr(0) if entry is None else entry for entry in entries]
@@ -327,7 +327,7 @@ class Renderer:
         return self._in_scope(wide, key, lambda: self._scalar_load(node, address, [], 0))
 
     def _in_scope(self, scope: Scope, key: object, make: Callable[[], Text]) -> Text:
-        """What is known under a key in a scope around this one, or is made there."""
+        """The value known under a key in a scope around this one, or made there."""
         own, self.scope = self.scope, scope
         try:
             return scope.once(key, make)

@@ -49,7 +49,7 @@ _MOST_LANES = 1 << 10  # more than a dispatch has room for
 
 
 class _Form:
-    """What lanes of one kind are compiled to.
+    """The compiled graphs of lanes of one kind.
 
     Args:
         call: the captured lane.
@@ -164,7 +164,7 @@ class _Placing:
         self._free = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
 
     def compiled(self, calls: Sequence[SequenceCall]) -> CompiledOp:
-        """What runs the calls."""
+        """The operator that runs the calls."""
         for key, lanes in divide(calls, self._leaves).items():
             kinds: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
             for lane in lanes:
@@ -177,7 +177,7 @@ class _Placing:
         return self._finished(str(calls[0].op))
 
     def _layout(self, lane: Lane) -> LaneLayout | None:
-        """What the tensors of a lane are like; None where it has nothing to compute."""
+        """The layout of a lane's tensors; None where it has nothing to compute."""
         specs = [self._leaves[k] for k in (*lane.own, *lane.shared)]
         made = [self._made[k] for k in lane.made]
         if any(0 in spec.sizes for spec in specs):

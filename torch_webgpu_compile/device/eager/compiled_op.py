@@ -66,7 +66,7 @@ _OF_MANY = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a call's arguments are, and what they look like to the compiler.
+    """The device of a call's arguments, and their description for the compiler.
 
     Attributes:
         index: the device.
@@ -144,7 +144,7 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
 
 
 def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What the compiler needs to know of the leaves of a call."""
+    """The leaves of a call as the compiler takes them."""
     return tuple(
         _spec(leaf, k) if isinstance(leaf, Tensor) else leaf for k, leaf in enumerate(leaves)
     )
@@ -177,7 +177,7 @@ def _kind(leaf: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class KnownCall:
-    """What a call with a signature that was seen does.
+    """A call with a signature that was seen: its graph, resolved at these sizes.
 
     Attributes:
         op: the operator, which has to stay: signatures have its identity.
@@ -261,7 +261,7 @@ class CompiledOp:
         return self._call.accepts(specs)
 
     def known_call(self, op: OpOverload, leaves: Sequence[Any]) -> KnownCall:
-        """What calls with the same signature as this one do.
+        """The `KnownCall` of all calls with the same signature as this one.
 
         Raises:
             UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
@@ -311,7 +311,7 @@ def _generator_among(leaves: Sequence[Any]) -> int | None:
 
 
 def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
-    """Where results are in a list of what a graph made, the leaves, and the constant results."""
+    """Positions of results in the list of a graph's results, the leaves, and constant results."""
     constants = made + leaves
     for result in results:
         match result:
@@ -327,12 +327,12 @@ def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """What takes items of a list: as a tuple, but a single one itself."""
+    """A function that takes items of a list: a tuple of them, or a single one itself."""
     return itemgetter(*places) if places else lambda _: ()
 
 
 def _nester(spec: pytree.TreeSpec) -> Callable[[Any], Any] | None:
-    """What makes an operator's result of what `_picker` gives; None if that is it."""
+    """A function that nests `_picker`'s result as the operator does; None if it need not."""
     if spec.is_leaf() or (spec.type is tuple and spec.num_children == spec.num_leaves > 1):
         return None
     if spec.num_leaves == 1:
@@ -419,7 +419,7 @@ def _compile(call: CapturedCall, placement: Placement, uncounted: frozenset[int]
 def _graph(
     call: CapturedCall, index: int, uncounted: frozenset[int], options: CompileOptions
 ) -> tuple[DeviceGraph, bool]:
-    """What a call is compiled to, and whether PyTorch's switch for determinism matters to it."""
+    """The compiled graph of a call, and whether PyTorch's switch for determinism matters to it."""
     device = devices.get_device(index)
     with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
         state = compile_graph(call.captured, call.phase, device.target, options)

@@ -1,4 +1,4 @@
-"""What calls of a sequence (`lists`) return before it has run: tensors without memory."""
+"""Results of the calls of a sequence (`lists`) before it has run: tensors without memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Results:
         self.known = KnownList(addresses, earlier.description, earlier.likeness)
 
     def are_needed(self) -> list[bool]:
-        """Of each whether somebody else has it, or a view of it."""
+        """For each result, whether it, or a view of it, is referenced elsewhere."""
         references, uses = map(sys.getrefcount, self.tensors), map(_use_count, self.tensors)
         views = map(_storage_use_count, self._storages)
         found = zip(references, uses, views, strict=True)
@@ -62,7 +62,7 @@ class Results:
 
 
 def _counts() -> tuple[int, int, int]:
-    """What is counted of a tensor that only a list has."""
+    """Reference counts of a tensor that only a list refers to."""
     tensors = [torch.empty(0)]
     handle = tensors[0].untyped_storage()._cdata
     references, uses = (next(map(count, tensors)) for count in (sys.getrefcount, _use_count))

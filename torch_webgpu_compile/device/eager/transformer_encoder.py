@@ -85,7 +85,7 @@ def _nested(padded: Tensor, lengths: Tensor, keeps: Tensor) -> Tensor:
 
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `_nested` made one of.
+    """The padded tensor, mask and lengths of a nested tensor that `_nested` has made.
 
     Raises:
         NotImplementedError: it is another nested tensor.
