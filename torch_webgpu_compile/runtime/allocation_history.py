@@ -19,7 +19,7 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class AllocationEvent:
-    """What happened to memory.
+    """An allocation, a release or a failure of memory.
 
     Attributes:
         action: ``alloc``, ``free_requested`` and ``free_completed`` of a loan, ``segment_alloc``
@@ -39,7 +39,7 @@ class AllocationEvent:
 
 @dataclass
 class History:
-    """What a pool records.
+    """The events that a pool records.
 
     Attributes:
         stacks: of which actions the frames are kept: ``state``, ``alloc`` and ``all``, as in
@@ -85,7 +85,7 @@ def _frames() -> tuple[Frame, ...]:
 
 
 class RecordingPool(BufferPool):
-    """What becomes of a `BufferPool` while it records: `record` sets the class of an object.
+    """A `BufferPool` that records: `record` sets this class on an object.
 
     A loan that ends is noticed when the pool is next asked for something.
     """
@@ -102,7 +102,7 @@ class RecordingPool(BufferPool):
         return allocation
 
     def create(self, nbytes: int, usage: int) -> Handle:
-        """As that of `BufferPool`."""
+        """Like `BufferPool.create`, and records it."""
         try:
             return super().create(nbytes, usage)
         except OutOfMemoryError:
@@ -143,5 +143,5 @@ def record(pool: BufferPool, history: History | None) -> None:
 
 
 def history_of(pool: BufferPool) -> History | None:
-    """What a pool records, if it does."""
+    """The history that a pool records, if it does."""
     return pool.history if isinstance(pool, RecordingPool) else None

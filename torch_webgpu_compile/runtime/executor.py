@@ -223,7 +223,7 @@ class Executor:
     def _own(
         self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]
     ) -> tuple[Launcher, dict[str, GpuBuffer]]:
-        """What runs the plan, and the executor's memory, by name, for all that is not given."""
+        """The launcher, and the executor's own buffers for all names that are not given."""
         launcher = self._launcher(self._sized(sizes))
         for name in externals:
             if name not in self.plan.buffers:

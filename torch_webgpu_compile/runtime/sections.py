@@ -75,7 +75,7 @@ def divide(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[Sect
 
 
 def _positions(step: SizedStep) -> tuple[int, ...]:
-    """Of the buffers that a step reads and writes, among `SizedPlan.names`."""
+    """Positions, among `SizedPlan.names`, of the buffers that a step reads and writes."""
     match step:
         case SizedDispatch():
             return step.buffers
@@ -86,7 +86,7 @@ def _positions(step: SizedStep) -> tuple[int, ...]:
 
 
 def _lives(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[_Life]:
-    """Of outputs, intermediates, and the inputs that are given up."""
+    """Lifetimes of outputs, intermediates, and the inputs that are given up."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for k, step in enumerate(sized.steps):
@@ -163,7 +163,7 @@ def _before(entries: Sequence[tuple[int, int]], count: int) -> list[int]:
 def _memory(
     plan: Plan, lives: Sequence[_Life], starts: Sequence[int]
 ) -> tuple[Mapping[int, list[MemoryPlace]], Mapping[int, list[str]]]:
-    """By section: the places to be made before it, and the buffers that nobody needs after it."""
+    """By section: the places to be made before it, and the buffers that are dead after it."""
     places: defaultdict[int, list[MemoryPlace]] = defaultdict(list)
     released: defaultdict[int, list[str]] = defaultdict(list)
     shared: defaultdict[int, list[_Life]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Tilings by measurement: what ``mode="max-autotune"`` does, and the tables of what it found.
+"""Autotuning of tilings, for ``mode="max-autotune"``, and tables of its results.
 
 A table maps a `MatmulProblem` of one adapter to its fastest tiling. Tables come with this package
 for adapters that somebody measured (``tables``), are kept for the process, and on disk where a
@@ -260,7 +260,7 @@ def _text(table: Tilings) -> str:
 
 
 def _parse(content: bytes) -> dict[str, Tiling]:
-    """Raises ValueError for what is no table."""
+    """A table from JSON. Raises ValueError for other content."""
     try:
         table = json.loads(content)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""What users' WGSL declares: functions of scalars, and kernels; both as data of the IR.
+"""Users' WGSL as data of the IR: functions of scalars, and kernels.
 
 `WgslFunction` and `WgslKernel` hold the text itself: it is a part of a graph's text, and so of the
 key of its plan. Where the text is written is not, see `source`.
@@ -129,7 +129,7 @@ def _declarations(source: Source) -> list[Declaration]:
 
 
 def _check_pure(source: Source, found: Declaration) -> None:
-    """Raises WgslError for what a function of its arguments alone does not need."""
+    """Raises WgslError for anything that a function of its arguments alone does not need."""
     step = "make it a function of its arguments alone"
     if found.kind in ("var", "override"):
         cause = f"the variable {found.name} is none of its arguments"

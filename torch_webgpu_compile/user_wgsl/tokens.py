@@ -29,7 +29,7 @@ class SourceToken:
 
 
 class WgslSyntaxError(Exception):
-    """The text is not what was looked for at a position of it."""
+    """The text at a position is not of the expected syntax."""
 
     def __init__(self, cause: str, position: int) -> None:
         super().__init__(cause)

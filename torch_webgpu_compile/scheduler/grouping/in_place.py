@@ -136,7 +136,7 @@ class _Sharing:
         return old if words else None
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
-        """Whether the root's memory may hold the result, apart from who reads what it held."""
+        """Whether the root's memory may hold the result, but for the readers of its contents."""
         if not node.reads_own_elements or node.initial in self.graph.returned:
             return False
         match self.buffers[root].origin:

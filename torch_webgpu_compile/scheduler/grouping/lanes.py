@@ -146,7 +146,7 @@ class _Lane:
         return tuple(substitute(expr, self._values) for expr in exprs)
 
     def buffers(self) -> dict[str, Buffer]:
-        """Those that are not shared."""
+        """The buffers that are not shared."""
         made = {}
         for name, buffer in self._graph.buffers.items():
             own = self._names[name]
@@ -162,12 +162,12 @@ class _Lane:
         return made
 
     def inputs(self) -> list[GraphInput]:
-        """Those that are not shared."""
+        """The inputs that are not shared."""
         own = self._graph.inputs[: self._lanes.own]
         return [replace(i, buffer=None if i.buffer is None else self._names[i.buffer]) for i in own]
 
     def outputs(self) -> list[GraphOutput]:
-        """What the lane gives and changes."""
+        """The outputs of the lane."""
         first = self._number * self._lanes.own
         return [
             replace(

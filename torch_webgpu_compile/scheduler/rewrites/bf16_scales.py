@@ -99,14 +99,14 @@ class _Factor:
         return bool(self.sizes) and self.numel <= _DENSE * max(read, default=0)
 
     def nbytes(self, buffers: Mapping[str, Buffer]) -> int:
-        """What a reduction of it reads."""
+        """Bytes that a reduction of it reads."""
         itemsize = max(buffers[name].dtype.itemsize for name in self.reads)
         return itemsize * self.numel
 
     def nodes(
         self, stem: str, origins: tuple[Origin, ...], buffers: dict[str, Buffer], target: Target
     ) -> tuple[Reduction, Reduction, Pointwise]:
-        """What computes the shifts."""
+        """The nodes that compute the shifts."""
         names = [
             unused_name(f"{stem}_{what}", buffers) for what in ("largest", "smallest", "shift")
         ]

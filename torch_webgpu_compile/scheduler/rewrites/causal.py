@@ -132,7 +132,7 @@ def followed(value: Scalar, producers: _Producers) -> Scalar:
 
 
 def conditions_of(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
-    """What must hold for the bias not to be the lowest."""
+    """The conditions under which the bias is not the lowest."""
     match bias:
         case Op("where", (condition, one, other)) | Masked(condition, one, other):
             if _is_lowest(followed(other, producers)):
@@ -142,7 +142,7 @@ def conditions_of(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
 
 
 def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> Iterator[Scalar]:
-    """What must hold for a condition to hold, or not to: a bool, or a number that is not 0."""
+    """The conditions that make a condition hold, or not: a bool, or a number that is not 0."""
     condition = followed(condition, producers)
     is_bool = condition.dtype.kind is Kind.BOOL
     match condition:
@@ -172,7 +172,7 @@ def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What the conditions for a key to be there say of its distance from the query.
+    """Bounds, by the conditions for a key to be there, of its distance from the query.
 
     Attributes:
         causal: the key is at most the query.
@@ -229,7 +229,7 @@ def _constant_of(difference: Expr | None, distance: Expr) -> int | None:
 
 
 def sides_of(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
-    """What a bias chooses between."""
+    """The values that a bias chooses between."""
     match bias:
         case Op("where", (_, one, other)) | Masked(_, one, other):
             return followed(one, producers), followed(other, producers)

@@ -189,7 +189,7 @@ def _is_of_scores(node: Pointwise, users: list[Node], graph: LoopGraph) -> bool:
 
 
 def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
-    """Whether a node is only what is written to a row of what attention in parts reads.
+    """Whether a node is only a row that is written to a cache of attention in parts.
 
     Then few invocations, in one of the parts, read it: see `cache_writes`.
     """

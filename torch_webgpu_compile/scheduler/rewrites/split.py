@@ -1,4 +1,4 @@
-"""Splitting what is too small to fill a GPU: partial results, then theirs.
+"""Splits work that is too small to fill a GPU: partial results, then their combination.
 
 Reductions of few, long rows, and contractions of small results over a long inner dimension.
 """
