@@ -117,8 +117,10 @@ def compile_module(
         return compiled
 
     def gpu() -> StaticTensors | None:
-        """Where a graph of CPU tensors works that is divided: between its parts there are plain
-        ``webgpu`` tensors, and those are of the devices that PyTorch knows."""
+        """The device tensors for the parts of a divided graph of CPU tensors.
+
+        None where PyTorch does not know the device: plain ``webgpu`` tensors are between parts.
+        """
         if index is not None:
             return None
         current = devices.current_index()

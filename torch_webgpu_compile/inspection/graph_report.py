@@ -121,7 +121,7 @@ def times_of(graph: GraphReport) -> str:
 
 
 def traffic_lines(graph: GraphReport, rate: CopyRate | None) -> list[str]:
-    """What a call moves, the least time that takes at a copy's rate, and what a layer does."""
+    """Lines about the bytes a call moves, their least time by a copy's rate, and its layers."""
     moved = graph.traffic
     lines = [f"  {_moved(moved)}"]
     if rate is not None and moved.nbytes:

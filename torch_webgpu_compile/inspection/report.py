@@ -78,7 +78,7 @@ class Report:
         Path(path).write_text(self._page(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page, in a frame of its own."""
+        """The page in a frame of its own, for a notebook."""
         return in_frame(self._page())
 
     def _page(self) -> str:

@@ -24,7 +24,7 @@ _LARGEST_STRIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where windows of a convolution lie, one entry per space dimension.
+    """The geometry of a convolution's windows, one entry per space dimension.
 
     For the result at m, the tap k reads position m·stride − padding + k·dilation, or, of a
     transposed convolution, (m + padding − k·dilation) / stride where that is whole.

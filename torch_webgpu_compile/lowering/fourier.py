@@ -194,7 +194,7 @@ def _transformed(
 
 
 def _along(dim: int, sizes: Sequence[Expr], n: int, forward: bool) -> Transform:
-    """The transform of a dimension of a tensor of ``sizes``, but for its elements."""
+    """The transform of one dimension of a tensor of ``sizes``, without its elements."""
 
     def nothing(rows: Rows, j: Expr) -> Complex:
         raise AssertionError("a transform without elements")

@@ -331,7 +331,7 @@ class _GraphLowering:
         results: Sequence[Any],
         used: frozenset[int] | None = None,
     ) -> tuple[Value | None, ...]:
-        """What a node's operator gives; results that are not ``used`` may be left out."""
+        """The results of a node's operator; results that are not ``used`` may be left out."""
         builder = self.builder
         self._begin(node, overload, results)
         builder.used = used

@@ -56,7 +56,7 @@ class PoolingWindows:
         self.space = value.sizes[self.lead :]
 
     def positions_of(self, taps: Sequence[Expr]) -> list[Expr]:
-        """Where in the input each tap of the window lies."""
+        """The position in the input of each tap of the window."""
         at = positions(self.sizes)[self.lead :]
         return [
             o * s - p + t * d

@@ -31,6 +31,7 @@ def _last(value: Value, dim: int) -> Value:
 
 
 def _back(value: Value, dim: int) -> Value:
+    """A value with its last dimension moved back to ``dim``."""
     dims = list(range(value.rank - 1))
     dims.insert(dim, value.rank - 1)
     return permute(value, dims)

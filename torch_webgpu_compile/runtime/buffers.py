@@ -335,7 +335,7 @@ class BufferPool:
         return buffer
 
     def _without_slack(self, nbytes: int) -> int:
-        """The capacity to allocate where the bucket's is too large; OutOfMemoryError if it is, too."""
+        """The capacity to allocate where the bucket's is too large, else OutOfMemoryError."""
         capacity = round_up(nbytes, MIN_NBYTES)
         if capacity > self._max_nbytes:
             raise OutOfMemoryError(

@@ -299,7 +299,7 @@ class Dawn:
         return self._reports.of_threads.pop(threading.get_ident(), None)
 
     def find_loss(self) -> str:
-        """What Dawn has reported; nothing ends the process if it is lost without a report."""
+        """The loss that Dawn has reported; without a report, a lost device ends no process."""
         losses = self._reports.losses
         return (cause_of(losses[0]) or "no cause given") if losses else ""
 

@@ -322,7 +322,7 @@ class BoundPlan:
         return self._launcher.sized.sizes
 
     def segments(self) -> Sequence[Segment]:
-        """What `replay` records, and the host steps that it runs, in order."""
+        """The recordings and host steps of `replay`, in order."""
         return self._launcher.segments(self._buffers)
 
     def buffer(self, name: str) -> AnyBuffer:

@@ -179,7 +179,7 @@ class Launcher:
             self._mark(changed, reports)
 
     def segments(self, buffers: Sequence[AnyBuffer]) -> Sequence[Segment]:
-        """What `run` records, and the host steps that it runs, in order. Raises as `run` does."""
+        """The recordings and host steps of `run`, in order. Raises as `run` does."""
         reports = None if self._status is None else self._status.own()
         return self._segments(buffers, reports, may_share=True)
 

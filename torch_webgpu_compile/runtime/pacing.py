@@ -34,7 +34,7 @@ class Pace:
     flops_per_second: float
 
     def seconds(self, nbytes: int, flops: int) -> float:
-        """The prediction for a dispatch."""
+        """The predicted seconds of a dispatch."""
         return max(nbytes / self.bytes_per_second, flops / self.flops_per_second)
 
 

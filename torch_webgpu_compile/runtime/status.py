@@ -99,7 +99,7 @@ class Status:
             return number
 
     def pending(self) -> list[Reports]:
-        """What the calling thread may have reports of; the caller submits `copies` of them.
+        """Reports that the calling thread may have; the caller submits `copies` of them.
 
         Also those of threads that have ended. A thread that lives reads its own: another one that
         had taken them could be late with them.

@@ -219,7 +219,7 @@ def _tables_in(folder: str) -> CacheFolder:
 
 
 def _stored(target: Target, folder: str) -> dict[str, Tiling]:
-    """The table in a cache folder, without what this version would not measure on this adapter."""
+    """The table in a cache folder, without tilings that this version would not measure here."""
     content = _tables_in(folder).read(target.file_name, target.identity)
     if content is None:
         return {}

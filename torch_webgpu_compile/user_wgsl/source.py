@@ -84,7 +84,7 @@ def find_source(title: str, given: str | os.PathLike[str], depth: int = 1) -> So
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Literal:
-    """Where a text starts in a file, and what all lines but its first have before them there."""
+    """The place of a text in a file, and the indentation there of all lines but its first."""
 
     distance: int
     line: int

@@ -218,7 +218,7 @@ def of_comparisons(node: Op, values: Values) -> Iterable[int]:
 
 
 def of_tests(node: Op, values: Values) -> Iterable[int]:
-    """ "Never" of whether a computed number is infinite or NaN."""
+    """Operands of isnan and isinf that are computed, of which drivers answer "never"."""
     if node.name in ("isnan", "isinf") and values.is_computed(node.args[0]):
         yield 0
 

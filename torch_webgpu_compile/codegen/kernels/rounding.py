@@ -32,5 +32,5 @@ class Rounding:
         )
 
     def __call__(self, output: str, value: Text, let: Let) -> Text:
-        """The value of a member, as others are to read it."""
+        """The value of a member as other members read it, rounded if it is stored in 16 bits."""
         return rounded(value, let) if output in self._outputs else value

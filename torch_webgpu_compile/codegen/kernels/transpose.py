@@ -98,7 +98,7 @@ class _TransposeKernel:
         return lines + writes
 
     def _store_lines(self) -> list[str]:
-        """Neighbouring invocations compute and write neighbours of ``outer``."""
+        """Statements: neighbouring invocations compute and write neighbours of ``outer``."""
         t = self.found.tiling
         across = t.outer // t.store_lanes
         step = t.workgroup // across
