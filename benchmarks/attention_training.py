@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_webgpu_compile.codegen.kernels import attention_gradient
-from torch_webgpu_compile.codegen.tilings.attention import _GRADIENT_TILINGS
+from torch_webgpu_compile.codegen.tilings.attention_tilings import _GRADIENT_TILINGS
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.plan import cache as plan_cache
 

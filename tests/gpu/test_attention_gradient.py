@@ -11,7 +11,7 @@ from tests.compiling import native
 from tests.providers import device_in_use
 from torch_webgpu_compile import counters, explain
 from torch_webgpu_compile.codegen.kernels import attention_gradient
-from torch_webgpu_compile.codegen.tilings.attention import (
+from torch_webgpu_compile.codegen.tilings.attention_tilings import (
     _GRADIENT_TILINGS,
     AttentionGradientTiling,
 )

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from tests.providers import device_in_use, require_float16
 from tests.rotation import picked
-from torch_webgpu_compile.codegen.kernels import attention, contraction
-from torch_webgpu_compile.codegen.tilings.attention import AttentionTiling
+from torch_webgpu_compile.codegen.kernels import attention_kernel, contraction
+from torch_webgpu_compile.codegen.tilings.attention_tilings import AttentionTiling
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -142,18 +142,18 @@ def test_attention_with_shuffles(tiling, kind, monkeypatch, forget_plans):
     if not size:
         pytest.skip("the adapter's subgroup size is not known")
     known = replace(target, subgroup_sizes=(size, size))
-    if attention.attention_subgroup(tiling, known) != size:
+    if attention_kernel.attention_subgroup(tiling, known) != size:
         pytest.skip("the workgroup is not a whole number of subgroups")
-    monkeypatch.setattr(attention, "attention_subgroup", lambda *_: size)
+    monkeypatch.setattr(attention_kernel, "attention_subgroup", lambda *_: size)
     _check_attention(tiling, kind, monkeypatch)
 
 
 def _check_attention(tiling, kind, monkeypatch):
     target = device_in_use().target
-    subgroup = attention.attention_subgroup(tiling, target)
+    subgroup = attention_kernel.attention_subgroup(tiling, target)
     if tiling.workgroup_nbytes(32, 32, subgroup) > target.max_workgroup_nbytes:
         pytest.skip("the adapter's workgroups have less memory")
-    monkeypatch.setattr(attention, "choose_attention_tiling", lambda *_: tiling)
+    monkeypatch.setattr(attention_kernel, "choose_attention_tiling", lambda *_: tiling)
     for heads, queries, keys, head, value_head in ((2, 70, 70, 32, 32), (1, 33, 100, 12, 20)):
         q, k = torch.randn(1, heads, queries, head), torch.randn(1, heads, keys, head)
         v = torch.randn(1, heads, keys, value_head)

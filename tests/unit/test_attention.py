@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from torch_webgpu_compile.capture.attention import operators
 from torch_webgpu_compile.capture.graph import patterns
-from torch_webgpu_compile.torch_ops import attention as attention_ops
+from torch_webgpu_compile.torch_ops import attention_ops
 
 
 def inputs(q_shape, k_shape, v_shape, dtype=torch.float32):

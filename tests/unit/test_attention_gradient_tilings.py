@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.compilations import compile_function
-from torch_webgpu_compile.codegen.tilings.attention import (
+from torch_webgpu_compile.codegen.tilings.attention_tilings import (
     _GRADIENT_TILINGS,
     choose_attention_gradient_tiling,
 )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from torch_webgpu_compile.codegen.tilings.attention import (
+from torch_webgpu_compile.codegen.tilings.attention_tilings import (
     AttentionTiling,
     choose_attention_tiling,
 )

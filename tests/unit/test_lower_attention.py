@@ -12,7 +12,7 @@ from tests.harness import capture, check, lower_checked
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.lowering import attention  # noqa: F401
+from torch_webgpu_compile.lowering import lower_attention  # noqa: F401
 from torch_webgpu_compile.target import Target
 
 CASES = [

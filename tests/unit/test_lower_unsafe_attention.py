@@ -15,7 +15,7 @@ from torch_webgpu_compile.ir.nodes import inputs_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention
 from torch_webgpu_compile.target import Target
-from torch_webgpu_compile.torch_ops import attention as attention_ops
+from torch_webgpu_compile.torch_ops import attention_ops
 
 FILLS = [-math.inf, -3e38, -1e9, -1e4, 0.5]
 SHAPES = [((2, 4, 5, 8), (2, 2, 7, 8)), ((1, 2, 1, 8), (1, 2, 200, 8)), ((1, 3, 33, 8),) * 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.compilations import OPTIONS, TARGET, compile_function
-from torch_webgpu_compile.codegen.tilings.attention import choose_attention_tiling
+from torch_webgpu_compile.codegen.tilings.attention_tilings import choose_attention_tiling
 from torch_webgpu_compile.compiler import cache_key
 from torch_webgpu_compile.ir.rows import choose_row_tiling
 from torch_webgpu_compile.options import CompileOptions

@@ -26,8 +26,8 @@ from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, Pic
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
 from ..target import Target
-from .kernels.attention import generate_attention
 from .kernels.attention_gradient import generate_attention_gradient
+from .kernels.attention_kernel import generate_attention
 from .kernels.attention_parts import generate_attention_parts
 from .kernels.contraction import Tilings, generate_contraction, has_shifts
 from .kernels.depthwise import generate_depthwise, generate_depthwise_weight_gradient

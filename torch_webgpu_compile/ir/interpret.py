@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
 from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
-from . import attention, depthwise, sorting
+from . import attention_numpy, depthwise_numpy, sorting_numpy
 from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
 from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
@@ -338,7 +338,7 @@ def _user_kernel(run: Run, node: UserKernel) -> None:
 @interprets(Attention)
 def _attention(run: Run, node: Attention) -> None:
     values = run.computed(node)
-    result = attention.forward(node, **values)
+    result = attention_numpy.forward(node, **values)
     run.store(node.output, result.output)
     if node.logsumexp is not None:
         run.store(node.logsumexp, result.logsumexp)
@@ -346,7 +346,7 @@ def _attention(run: Run, node: Attention) -> None:
 
 @interprets(AttentionGradient)
 def _attention_gradient(run: Run, node: AttentionGradient) -> None:
-    results = attention.gradient(node, **run.computed(node))
+    results = attention_numpy.gradient(node, **run.computed(node))
     for name, result in zip(node.outputs, results, strict=True):
         run.store(name, result)
 
@@ -355,14 +355,14 @@ def _attention_gradient(run: Run, node: AttentionGradient) -> None:
 def _depthwise_convolution(run: Run, node: DepthwiseConvolution) -> None:
     values = run.computed(node)
     positions = run.shape(node.positions)
-    result = depthwise.convolution(node.windows, values["image"], values["weight"], positions)
+    result = depthwise_numpy.convolution(node.windows, values["image"], values["weight"], positions)
     run.store(node.output, result)
 
 
 @interprets(DepthwiseWeightGradient)
 def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> None:
     values = run.computed(node)
-    result = depthwise.weight_gradient(node.windows, values["moved"], values["image"])
+    result = depthwise_numpy.weight_gradient(node.windows, values["moved"], values["image"])
     parts = np.zeros((node.parts, *result.shape), np.float32)
     parts[0] = result  # whose sum alone is defined
     out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, np.float32)
@@ -399,7 +399,7 @@ def _fourier(run: Run, node: Fourier) -> None:
 def _row_sort(run: Run, node: RowSort) -> None:
     (count,) = run.shape((node.count,))
     values = run.computed(node)
-    places = sorting.order(values["words"])[..., :count]
+    places = sorting_numpy.order(values["words"])[..., :count]
     for name, payload in zip(node.outputs, values["payloads"], strict=True):
         run.store(name, np.take_along_axis(payload, places, -1))
 
@@ -407,12 +407,12 @@ def _row_sort(run: Run, node: RowSort) -> None:
 @interprets(DigitCounts)
 def _digit_counts(run: Run, node: DigitCounts) -> None:
     (part,) = run.shape((node.part,))
-    run.store(node.output, sorting.digit_counts(run.computed(node)["digit"], part, node.bins))
+    run.store(node.output, sorting_numpy.digit_counts(run.computed(node)["digit"], part, node.bins))
 
 
 @interprets(PartSums)
 def _part_sums(run: Run, node: PartSums) -> None:
-    before, totals = sorting.part_sums(run.arrays[node.counts])
+    before, totals = sorting_numpy.part_sums(run.arrays[node.counts])
     run.store(node.before, before)
     run.store(node.totals, totals)
 
@@ -421,7 +421,7 @@ def _part_sums(run: Run, node: PartSums) -> None:
 def _digit_scatter(run: Run, node: DigitScatter) -> None:
     values = run.computed(node)
     sums = run.arrays[node.before], run.arrays[node.totals]
-    places = sorting.digit_places(values["digit"], node.tile, *sums)
+    places = sorting_numpy.digit_places(values["digit"], node.tile, *sums)
     for name, payload in zip(node.outputs, values["payloads"], strict=True):
         moved = np.zeros(payload.shape, payload.dtype)
         np.put_along_axis(moved, places, payload, -1)
@@ -431,7 +431,7 @@ def _digit_scatter(run: Run, node: DigitScatter) -> None:
 @interprets(PickDigit)
 def _pick_digit(run: Run, node: PickDigit) -> None:
     values = run.computed(node)
-    prefix, rest = sorting.pick_digit(run.arrays[node.counts], **values)
+    prefix, rest = sorting_numpy.pick_digit(run.arrays[node.counts], **values)
     run.store(node.prefix, prefix)
     run.store(node.rest, rest)
 
@@ -439,7 +439,7 @@ def _pick_digit(run: Run, node: PickDigit) -> None:
 @interprets(Compact)
 def _compact(run: Run, node: Compact) -> None:
     (count,) = run.shape((node.count,))
-    run.store(node.output, sorting.compact(run.computed(node)["kind"], count))
+    run.store(node.output, sorting_numpy.compact(run.computed(node)["kind"], count))
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

@@ -13,9 +13,9 @@ import torch
 from .. import dtypes
 from ..dtypes import Kind
 from ..ir.scalar import apply, cast, const
-from ..torch_ops.attention import AttentionOptions
-from .attention import lower_attention, lower_attention_backward
+from ..torch_ops.attention_ops import AttentionOptions
 from .builder import Builder
+from .lower_attention import lower_attention, lower_attention_backward
 from .reductions import Reducing
 from .registry import NotLowered, lowers
 from .value import Value

@@ -45,7 +45,7 @@ class NotLowered(Exception):
 
 FAMILIES = (
     *("views", "reinterpretation", "creation", "pointwise", "activations", "reductions"),
-    *("normalization", "matmul", "attention", "flash_attention", "convolution", "pooling"),
+    *("normalization", "matmul", "lower_attention", "flash_attention", "convolution", "pooling"),
     *("factorizations", "joining", "indexing", "embedding_bags", "scans", "sorting"),
     *("resampling", "scatter_reductions", "special", "bessel", "fourier", "random"),
     *("samplers", "ctc", "collectives", "loops"),

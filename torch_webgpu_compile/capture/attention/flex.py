@@ -21,7 +21,7 @@ from torch._higher_order_ops.flex_attention import (
     sdpa_dense_backward,
 )
 
-from ...torch_ops.attention import AttentionOptions, attend, masked_scores
+from ...torch_ops.attention_ops import AttentionOptions, attend, masked_scores
 from ...torch_ops.elementwise import NotElementwise
 from .operators import is_supported
 from .score_mods import Modified, Sizes, mask_of, modified_scores

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...torch_ops.attention import AttentionOptions, attend, safe_softmax
+from ...torch_ops.attention_ops import AttentionOptions, attend, safe_softmax
 from ..decompositions import random
 
 MAX_HEAD_SIZE = 256

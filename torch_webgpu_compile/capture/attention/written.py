@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_ops import attention as attention_ops
+from ...torch_ops import attention_ops
 from ..decompositions import random
 
 ScoreStep = tuple[Any, ...]

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ...torch_ops import attention as attention_ops
-from ...torch_ops import custom_ops
-from ...torch_ops.attention import AttentionOptions
+from ...torch_ops import attention_ops, custom_ops
+from ...torch_ops.attention_ops import AttentionOptions
 from ..attention import operators
 from ..decompositions import random
 

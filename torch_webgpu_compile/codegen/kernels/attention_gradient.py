@@ -19,7 +19,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..tilings.attention import AttentionGradientTiling, choose_attention_gradient_tiling
+from ..tilings.attention_tilings import AttentionGradientTiling, choose_attention_gradient_tiling
 from ..tilings.attention_units import (
     SHARING,
     AttentionGradientUnitsTiling,
@@ -27,7 +27,7 @@ from ..tilings.attention_units import (
 )
 from ..tilings.units import dialect_of
 from ..values import Scope, Text
-from .attention import LoadFunction, scale_inputs
+from .attention_kernel import LoadFunction, scale_inputs
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store
 

@@ -14,8 +14,8 @@ from ...ir.spaces import iteration_symbols
 from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
-from ..tilings.attention import AttentionPartsTiling, choose_attention_parts_tiling
-from .attention import LoadFunction, LoadFunctionMaker, scale_inputs
+from ..tilings.attention_tilings import AttentionPartsTiling, choose_attention_parts_tiling
+from .attention_kernel import LoadFunction, LoadFunctionMaker, scale_inputs
 from .builder import KernelBuilder, fold_grid
 
 

@@ -12,7 +12,7 @@ from ..dtypes import DType
 from ..ir.attention_nodes import Attention, AttentionGradient
 from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
-from ..torch_ops.attention import AttentionOptions
+from ..torch_ops.attention_ops import AttentionOptions
 from ..torch_ops.score_functions import parsed
 from .builder import Builder, masked, operand
 from .random import BITS, random_bits

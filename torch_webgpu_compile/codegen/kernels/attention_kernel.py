@@ -18,7 +18,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..tilings.attention import AttentionTiling, attention_subgroup, choose_attention_tiling
+from ..tilings.attention_tilings import AttentionTiling, attention_subgroup, choose_attention_tiling
 from ..tilings.attention_units import (
     SHARING,
     AttentionUnitsTiling,
