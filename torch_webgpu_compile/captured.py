@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .torch_private import _top_saved_tensors_default_hooks
+
 # Between an operator and a user's line there may be those of this package, and of PyTorch, which
 # Dynamo leaves out but for some, as under ``torch.set_default_device``.
 _CALLING = (os.path.join(os.path.dirname(__file__), ""), os.path.join(torch.__path__[0], ""))
@@ -69,7 +71,7 @@ class Phase:
 
 def saved_tensors_have_hooks() -> bool:
     """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = _top_saved_tensors_default_hooks
     return hooks is None or hooks(True) is not None
 
 
