@@ -18,27 +18,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _pop_mode_temporarily,
-)
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
 from ..torch_ops.assertions import ASSERTIONS
+from ..torch_private import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    _AutoDispatchBelowADInplaceOrView,
+    _disable_current_modes,
+    _disable_functionalization,
+    _DisableAutocast,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _enable_functionalization,
+    _ExcludeDispatchKeyGuard,
+    _ForceDispatchKeyGuard,
+    _from_functional_tensor,
+    _is_functional_tensor,
+    _LazyGraphModule,
+    _pop_mode_temporarily,
+    _sync,
+    _to_functional_tensor,
+    enable_python_dispatcher,
+    suggest_memory_format,
+    tree_leaves,
+    tree_map_only,
+)
 from .decompositions.table import is_composite
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_COMPOSITE = DispatchKey.CompositeExplicitAutograd
 
 
 @dataclass(frozen=True)
@@ -137,9 +153,9 @@ def _plain_keys() -> tuple[Any, Any]:
     found: list[Any] = []
 
     def look() -> None:
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            found.append(torch._C._dispatch_tls_local_include_set())
-            found.append(torch._C._dispatch_tls_local_exclude_set())
+        with _AutoDispatchBelowADInplaceOrView():
+            found.append(_dispatch_tls_local_include_set())
+            found.append(_dispatch_tls_local_exclude_set())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -150,13 +166,13 @@ def _plain_keys() -> tuple[Any, Any]:
 @contextmanager
 def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
     """Hides the modes that the caller is under. ``symbolic``: there will be symbolic sizes."""
-    with torch._C._ForceDispatchKeyGuard(*_plain_keys()):
+    with _ForceDispatchKeyGuard(*_plain_keys()):
         # Some C++ kernels take no symbols; PyTorch's Python ones do.
         python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
         with (
             _disable_current_modes(),
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableAutocast(),
+            DisableTorchFunction(),
+            _DisableAutocast(),
             torch.no_grad(),
             python_kernels,
             _quiet(),
@@ -176,7 +192,7 @@ class _Quiet(logging.Filter):
 
 
 _quiet_filter = _Quiet()
-logging.getLogger(fake_tensor.__name__).addFilter(_quiet_filter)
+logging.getLogger(FakeTensor.__module__).addFilter(_quiet_filter)
 
 
 @contextmanager
@@ -198,15 +214,14 @@ def run(
             results = function(*inputs)
         return recorder.finish(results)
     wrapped = [
-        torch._to_functional_tensor(value) if isinstance(value, Tensor) else value
-        for value in inputs
+        _to_functional_tensor(value) if isinstance(value, Tensor) else value for value in inputs
     ]
     with recorder:
-        torch._enable_functionalization(reapply_views=True)
+        _enable_functionalization(reapply_views=True)
         try:
             results = function(*wrapped)
         finally:
-            torch._disable_functionalization()  # type: ignore[no-untyped-call]
+            _disable_functionalization()  # type: ignore[no-untyped-call]
         changes = _write_back(recorder, inputs, wrapped)
         originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
 
@@ -217,10 +232,10 @@ def run(
 
 
 def _inner(value: Tensor) -> Tensor:
-    if not torch._is_functional_tensor(value):
+    if not _is_functional_tensor(value):
         return value
-    torch._sync(value)  # type: ignore[attr-defined, no-untyped-call]
-    return torch._from_functional_tensor(value)
+    _sync(value)  # type: ignore[attr-defined, no-untyped-call]
+    return _from_functional_tensor(value)
 
 
 def _write_back(
@@ -464,14 +479,14 @@ def _made(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
 def _dispatched(op: OpOverload, args: Any, kwargs: Any) -> Any:
     """What the recorder makes of a call, as functional tensors if the caller has such."""
     is_functional = any(
-        isinstance(leaf, Tensor) and torch._is_functional_tensor(leaf)
+        isinstance(leaf, Tensor) and _is_functional_tensor(leaf)
         for leaf in tree_leaves((args, kwargs))
     )
     args, kwargs = tree_map_only(Tensor, _inner, (args, kwargs))
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch._C._ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
+    keys = DispatchKeySet(DispatchKey.Functionalize)
+    with _ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
         result = recorder.__torch_dispatch__(op, (), args, kwargs)
-    return tree_map_only(Tensor, torch._to_functional_tensor, result) if is_functional else result
+    return tree_map_only(Tensor, _to_functional_tensor, result) if is_functional else result
 
 
 @cache

@@ -15,13 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
+from ...torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    _disable_current_modes,
+    tree_any,
+    tree_leaves,
+    tree_map_only,
+)
 from ..tracing import Recorder, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
@@ -114,7 +120,7 @@ class _Separation:
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if isinstance(value, Tensor) and value.is_complex():
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 value = torch.view_as_real(value.resolve_conj())
             fake = self._mode.from_tensor(value)
             self._recorder.constant(str(node.target), value, fake)

@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    tree_leaves,
+    tree_map_only,
+)
 from ..tracing import Recorder, Traced, clean_dispatch
 from .rules import RULES, Function, NotInlined, traced_alone
 

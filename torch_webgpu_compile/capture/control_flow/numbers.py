@@ -11,10 +11,9 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.printers import PythonPrinter
 
 from ...errors import UnsupportedOp
+from ...torch_private import PythonPrinter, tree_leaves
 
 
 @dataclass(frozen=True)

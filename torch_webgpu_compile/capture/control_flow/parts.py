@@ -15,19 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-)
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, resolve_unbacked_bindings
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...captured import user_source
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
+from ...torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    free_unbacked_symbols,
+    in_kernel_invocation_manager,
+    resolve_unbacked_bindings,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
 from .inline import attribute_of
 from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
 

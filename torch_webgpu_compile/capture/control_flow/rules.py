@@ -14,12 +14,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from ...torch_ops.elementwise import NotElementwise
+from ...torch_private import FakeTensorMode, OpOverload
 from ..tracing import Traced, clean_dispatch, trace
 from .scans import elementwise_scan
 

@@ -13,10 +13,16 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._ops import OpOverload
 
 from ...torch_ops.names import dispatch_name
+from ...torch_private import (
+    DispatchKey,
+    OpOverload,
+    _dispatch_get_all_op_names,
+    _dispatch_has_kernel_for_dispatch_key,
+    core_aten_decompositions,
+    decomposition_table,
+)
 from . import (
     counting,
     ctc,
@@ -40,7 +46,7 @@ from . import (
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_COMPOSITE = DispatchKey.CompositeExplicitAutograd
 
 Decomposition = Callable[..., Any]
 
@@ -92,7 +98,7 @@ def _candidates() -> dict[OpOverload, Decomposition]:
 def _of_lists() -> dict[OpOverload, Decomposition]:
     """``_foreach`` operators, tensor by tensor: their composite kernels call other operators."""
     found: dict[OpOverload, Decomposition] = {}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in _dispatch_get_all_op_names():
         short = name.removeprefix("aten::")
         packet, _, overload = short.partition(".")
         if not short.startswith("_foreach_") or overload.endswith("out"):
@@ -114,7 +120,7 @@ _LISTS_FROM_IN_PLACE: dict[OpOverload, Decomposition] = {
 
 def is_composite(op: OpOverload) -> bool:
     """Whether PyTorch implements an operator, on any device, by calls of other operators."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
+    return _dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
 
 
 def _is_inplace(op: OpOverload) -> bool:
@@ -152,7 +158,7 @@ def own_rules_first() -> Iterator[None]:
 
     PyTorch's of ``multilabel_margin_loss_forward`` adds margins of class 0 for every missing label.
     """
-    key = torch._C.DispatchKey.Autograd
+    key = DispatchKey.Autograd
     taken = {op: op.py_kernels.pop(key) for op in OWN if key in op.py_kernels}
     try:
         for op in taken:

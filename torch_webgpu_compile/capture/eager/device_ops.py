@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...torch_ops import attention as attention_ops
 from ...torch_ops import custom_ops
 from ...torch_ops.attention import AttentionOptions
+from ...torch_private import OpOverload
 from ..attention import operators
 from ..decompositions import random
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ...torch_private import FakeTensorMode, OpOverload, tree_flatten, tree_unflatten
 from ..control_flow.rules import Function, traced_alone
 from ..tracing import Traced
 

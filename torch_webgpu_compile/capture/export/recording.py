@@ -17,25 +17,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import (
+from torch.fx import GraphModule, Node
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from ...captured import user_source
+from ...errors import UnsupportedOp
+from ...torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    GuardOnDataDependentSymNode,
+    HigherOrderOperator,
+    OpOverload,
+    _disable_current_modes,
+    _get_mkldnn_enabled,
+    _get_nnpack_enabled,
+    _set_mkldnn_enabled,
+    _set_nnpack_enabled,
+    enable_python_dispatcher,
+    tree_map_only,
 )
-from torch.fx import GraphModule, Node
-from torch.fx.experimental import _config as symbolic_config
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
-
-from ...captured import user_source
-from ...errors import UnsupportedOp
+from ...torch_private import shapes_config as symbolic_config
 from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
 from ..refusals import refusal
@@ -317,15 +322,15 @@ class _Snapshot:
 def any_sizes() -> Iterator[None]:
     """Keeps PyTorch from asking whether sizes are 0 or 1, or good for one of its own kernels."""
     # `torch.backends.mkldnn.flags` also sets unrelated flags, which warns on some CPUs.
-    enabled = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    torch._C._set_nnpack_enabled(False)
+    enabled = _get_mkldnn_enabled(), _get_nnpack_enabled()
+    _set_mkldnn_enabled(False)
+    _set_nnpack_enabled(False)
     try:
         with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled[0])
-        torch._C._set_nnpack_enabled(enabled[1])
+        _set_mkldnn_enabled(enabled[0])
+        _set_nnpack_enabled(enabled[1])
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
+from ...torch_private import OutputType
 from ..control_flow.numbers import Read, argument_at, function_of, readers_of
 
 _ALIASES = (OutputType.alias_of_input, OutputType.is_input)

@@ -13,10 +13,15 @@ from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch._dynamo import config
-from torch._dynamo.callback import callback_handler
-from torch._dynamo.source import RandomValueSource
 from torch.fx import GraphModule
+
+from ...torch_private import (
+    RandomValueSource,
+    _ensureCUDADeviceGuardSet,
+    callback_handler,
+    cuda_is_compiled,
+)
+from ...torch_private import dynamo_config as config
 
 # Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
 # (export allows them by default, too), and other backends get the same traced graph.
@@ -114,12 +119,12 @@ def _keep_device_guard() -> None:
     (c10/core/impl/DeviceGuardImplInterface.cpp), and the next trace crashes. So a thread that
     never ends makes it. The condition is that of FakeTensorMode.
     """
-    if not torch.cuda._is_compiled() or torch.cuda.is_available():
+    if not cuda_is_compiled() or torch.cuda.is_available():
         return
     made = Event()
 
     def make_and_stay() -> None:
-        torch._C._ensureCUDADeviceGuardSet()
+        _ensureCUDADeviceGuardSet()
         made.set()
         Event().wait()
 

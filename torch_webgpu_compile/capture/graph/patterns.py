@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...torch_private import (
+    _get_mkldnn_enabled,
+    _lstm,
+    _native_multi_head_attention,
+    _set_mkldnn_enabled,
+    _transformer_encoder_layer_fwd,
+    scaled_dot_product_attention,
+)
 from ..attention import flex, matching, operators
 
 State = tuple[Tensor, Tensor]
@@ -99,26 +107,26 @@ def lstm(*arguments: Any) -> Any:
         return _padded_lstm(*arguments)
     # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without
     # them.
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+    enabled = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
     try:
-        return torch._VF.lstm(*arguments)
+        return _lstm(*arguments)
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        _set_mkldnn_enabled(enabled)
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: operators.multi_head_attention_forward,
     F.scaled_dot_product_attention: operators.attention,
-    torch._C._nn.scaled_dot_product_attention: operators.attention,
+    scaled_dot_product_attention: operators.attention,
     torch.ops.aten.scaled_dot_product_attention.default: operators.attention,
-    torch._native_multi_head_attention: operators.multi_head_attention,
+    _native_multi_head_attention: operators.multi_head_attention,
     torch.ops.aten._native_multi_head_attention.default: operators.multi_head_attention,
-    torch._transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
+    _transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
     torch.ops.aten._transformer_encoder_layer_fwd.default: operators.transformer_encoder_layer,
     torch.ops.higher_order.flex_attention: flex.flex_attention,
     torch.ops.higher_order.flex_attention_backward: flex.flex_attention_backward,
-    torch._VF.lstm: lstm,
+    _lstm: lstm,
     torch.lstm: lstm,
 }
 

@@ -8,11 +8,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._functorch import partitioners
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...torch_ops.written import POINTWISE
+from ...torch_private import OpOverload, _size_of
 
 aten = torch.ops.aten
 
@@ -37,6 +37,8 @@ _LARGER = 8
 @contextmanager
 def fusible_operators() -> Iterator[None]:
     """Tells the partitioner what this package fuses, as long as the context."""
+    from torch._functorch import partitioners
+
     original = partitioners.get_default_op_list
     of_elements = (*_OF_ELEMENTS, *(op.overloadpacket for op in POINTWISE))
 
@@ -137,14 +139,14 @@ def _computed_of_elements(node: Node) -> tuple[set[Node], set[Node]]:
 
 def _is_of_elements(node: Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or _is_random(node):
+    if not isinstance(target, OpOverload) or _is_random(node):
         return False
     return torch.Tag.pointwise in target.tags or target.overloadpacket in _OF_MASKS
 
 
 def _size(node: Node) -> int:
     value = node.meta["val"]
-    return int(partitioners._size_of(node)) if isinstance(value, torch.Tensor) else 0
+    return int(_size_of(node)) if isinstance(value, torch.Tensor) else 0
 
 
 def _prefer_recompute(node: Node) -> None:
@@ -158,7 +160,7 @@ def _is_tensor(node: Node) -> bool:
 
 def _is_random(node: Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return True
     return torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten"
 

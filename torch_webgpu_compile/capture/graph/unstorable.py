@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
+from ...torch_private import _LazyGraphModule, tree_leaves, tree_map
 from ..control_flow.numbers import Number, number_of
 
 _DTYPES = frozenset(
