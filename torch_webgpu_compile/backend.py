@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import is_tensor
-from torch.utils._pytree import tree_leaves
 
 from . import fallbacks
 from .callables import artifact, residents
@@ -34,6 +33,7 @@ from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .inspection import progress
 from .options import CompileOptions, resolve
 from .runtime.device import Device, device_for, opened_devices, reopened
+from .torch_private import tree_leaves
 from .tuning.autotune import tuner
 
 
