@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import is_tensor
 
-from . import fallbacks
+from . import fallbacks, patches
 from .callables import artifact, residents
 from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
@@ -33,7 +33,7 @@ from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .inspection import progress
 from .options import CompileOptions, resolve
 from .runtime.device import Device, device_for, opened_devices, reopened
-from .torch_private import tree_leaves
+from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
 
 
@@ -180,5 +180,7 @@ def _open_default() -> None:
         device_for(resolve(None, None))
 
 
-dynamo.set_defaults()
+versions.check(torch.__version__, patches.warn)
+patches.install(patches.When.BACKEND)
+dynamo.keep_device_guard()
 dynamo.on_first_compile(_open_default)

@@ -234,7 +234,7 @@ def run(
 def _inner(value: Tensor) -> Tensor:
     if not _is_functional_tensor(value):
         return value
-    _sync(value)  # type: ignore[attr-defined, no-untyped-call]
+    _sync(value)
     return _from_functional_tensor(value)
 
 

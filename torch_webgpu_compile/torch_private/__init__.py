@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.backends.registry import _BACKENDS
     from torch._dynamo.callback import callback_handler
     from torch._dynamo.eval_frame import skip_code
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
@@ -122,7 +121,6 @@ if TYPE_CHECKING:
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
     from torch.autograd import forward_ad
     from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-    from torch.cuda import _is_compiled as cuda_is_compiled
     from torch.fx._lazy_graph_module import _LazyGraphModule
     from torch.fx.experimental import _config as shapes_config
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -176,16 +174,19 @@ if TYPE_CHECKING:
     from torch.utils._sympy.printers import PythonPrinter
     from torch.utils._sympy.value_ranges import ValueRanges
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-    from torch.xpu import _is_compiled as xpu_is_compiled
 
     # Their stubs lack these, or they may be None.
+    _BACKENDS: dict[str, Any] | None
+    _compile_session_context: Callable[..., Any] | None
     _empty_strided_cpu: Callable[..., Tensor] | None
     _LinAlgError: type[Exception]
     _make_wrapper_subclass: Callable[..., Any]
     _sync: Callable[[Tensor], None]
     _top_saved_tensors_default_hooks: Callable[[bool], object] | None
     _use_count: Callable[[Tensor], int]
+    cuda_is_compiled: Callable[[], bool] | None
     set_storage_boxed: Callable[..., Any]
+    xpu_is_compiled: Callable[[], bool] | None
 else:
 
     def __getattr__(name):

@@ -33,6 +33,9 @@ class _Absent(type):
     def __call__(cls, *_: object, **__: object) -> NoReturn:
         raise MissingFromPyTorch(cls.symbol)
 
+    def __getitem__(cls, _: object) -> NoReturn:
+        raise MissingFromPyTorch(cls.symbol)
+
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("__"):  # Python itself asks for those
             raise AttributeError(name)

@@ -162,7 +162,7 @@ SYMBOLS: dict[str, Symbol] = {
             "torch._dynamo.backends.registry",
             "_BACKENDS",
             "the name of the backend, where the package is not installed",
-            Loss.USE,
+            Loss.REPLACED,
         ),
         *_rows("torch._dynamo.callback", "callback_handler", "opening the GPU while Dynamo traces"),
         *_rows("torch._dynamo", "config=dynamo_config", "Dynamo's settings"),
@@ -196,6 +196,13 @@ SYMBOLS: dict[str, Symbol] = {
             "what a backward graph computes again",
         ),
         *_rows("torch._functorch.partitioners", "_size_of", "what a backward graph computes again"),
+        *_rows(
+            "torch.compiler",
+            "_compile_session_context",
+            "knowing that Dynamo says itself that it compiles",
+            Loss.REPLACED,
+            versions=((2, 13), (2, 14)),
+        ),
         *_rows(
             "torch._functorch._aot_autograd.schemas",
             "MutationType OutputType",
@@ -289,8 +296,12 @@ SYMBOLS: dict[str, Symbol] = {
             Loss.USE,
         ),
         *_rows("torch._C", "_get_privateuse1_backend_name", "registering the device"),
-        *_rows("torch", "cuda._is_compiled=cuda_is_compiled", "telling other accelerators"),
-        *_rows("torch", "xpu._is_compiled=xpu_is_compiled", "telling other accelerators"),
+        *_rows(
+            "torch",
+            "cuda._is_compiled=cuda_is_compiled xpu._is_compiled=xpu_is_compiled",
+            "not asking for accelerators that PyTorch was built without",
+            Loss.REPLACED,
+        ),
         *_rows(
             "torch.utils.backend_registration",
             "_setup_privateuseone_for_python_backend",

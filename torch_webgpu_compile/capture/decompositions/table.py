@@ -7,8 +7,7 @@ decomposition if there is a good one, so lowering an operator is enough to stop 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from typing import Any
 
@@ -150,24 +149,6 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     chosen.update(grouped.of_transformers())
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
-
-
-@contextmanager
-def own_rules_first() -> Iterator[None]:
-    """No rule of `OWN` is preceded by one that PyTorch applies before autograd, as long as this.
-
-    PyTorch's of ``multilabel_margin_loss_forward`` adds margins of class 0 for every missing label.
-    """
-    key = DispatchKey.Autograd
-    taken = {op: op.py_kernels.pop(key) for op in OWN if key in op.py_kernels}
-    try:
-        for op in taken:
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        for op, kernel in taken.items():
-            op.py_kernels[key] = kernel
-            op._dispatch_cache.clear()
 
 
 def _zeros_and_scatter(

@@ -43,6 +43,7 @@ from ...torch_private import (
 from ...torch_private import shapes_config as symbolic_config
 from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
+from ..patches import compiling_flag
 from ..refusals import refusal
 from ..tracing import Recorder
 from .functions import PythonFunctions
@@ -341,13 +342,11 @@ def _optimizers(recorder: _CallRecorder) -> Iterator[None]:
         with _disable_current_modes():
             prepare(optimizer)
 
-    flag = torch.compiler._is_compiling_flag
     handle = register_optimizer_step_pre_hook(before_step)
-    torch.compiler._is_compiling_flag = True
     try:
-        yield
+        with compiling_flag.install():
+            yield
     finally:
-        torch.compiler._is_compiling_flag = flag
         handle.remove()
 
 

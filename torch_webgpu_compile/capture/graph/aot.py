@@ -15,16 +15,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.schemas import MutationType, OutputType
-from torch._guards import TracingContext
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
+from ...torch_private import (
+    MutationType,
+    OpOverload,
+    OutputType,
+    TracingContext,
+    aot_autograd,
+    is_traceable_wrapper_subclass,
+    min_cut_rematerialization_partition,
+)
 from .. import tracing
 from ..complex_numbers.separation import separate_graph
 from ..control_flow.divided import DividedGraph, Place
@@ -32,8 +35,9 @@ from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import WithNumbers, take_numbers
 from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
 from ..decompositions import symbolic_numbers
-from ..decompositions.table import decompositions, own_rules_first
-from . import double_backward, dynamo, patterns, recompute, regions
+from ..decompositions.table import decompositions
+from ..patches import fusible_operators, own_rules, region_schemas
+from . import double_backward, dynamo, patterns, recompute
 from .argument_views import take_views, token_count, with_views
 from .refused import check_calls
 from .unstorable import (
@@ -277,7 +281,7 @@ def capture(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    with dynamo.compiling(), regions.schemas_made_once(), own_rules_first():
+    with dynamo.compiling(), region_schemas.install(), own_rules.install():
         traced: Callable[..., Any] = trace(module, example_inputs)
     if direct is not None:
         if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
@@ -416,7 +420,7 @@ def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) ->
     recompute.recompute_constants(graph)
     recompute.recompute_masks(graph)
     recompute.split_log_softmax(graph)
-    with recompute.fusible_operators():
+    with fusible_operators.install():
         return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
 

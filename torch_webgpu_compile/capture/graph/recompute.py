@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...torch_ops.written import POINTWISE
 from ...torch_private import OpOverload, _size_of
+from ..patches.fusible_operators import VIEWS
 
 aten = torch.ops.aten
-
-# PyTorch's partitioner knows Inductor's operators, and takes others for kernels that nothing is
-# fused with: what they read would have to be stored.
-_VIEWS = (aten.transpose, aten.detach, aten._reshape_alias, aten.diagonal, aten.unbind)
-_OF_ELEMENTS = (
-    *(aten.hardshrink_backward, aten.hardswish, aten.leaky_relu_backward, aten._prelu_kernel),
-    *(aten.softshrink_backward, aten.floor_divide, aten.fill, aten.ones_like, aten.new_full),
-)
-# Rows, which are read where they are computed. These are not in forward graphs.
-_OF_ROWS = (aten._log_softmax_backward_data, aten._softmax_backward_data)
 
 # Beside elementwise ones: what makes or looks at tensors without arithmetic.
 _OF_MASKS = frozenset(
     {aten.view, aten.expand, aten.unsqueeze, aten.squeeze, aten.permute, aten.slice, aten.select}
-    | {aten.arange, aten.full, aten.scalar_tensor, aten._to_copy, aten.index, *_VIEWS}
+    | {aten.arange, aten.full, aten.scalar_tensor, aten._to_copy, aten.index, *VIEWS}
 )
 _LARGER = 8
-
-
-@contextmanager
-def fusible_operators() -> Iterator[None]:
-    """Tells the partitioner what this package fuses, as long as the context."""
-    from torch._functorch import partitioners
-
-    original = partitioners.get_default_op_list
-    of_elements = (*_OF_ELEMENTS, *(op.overloadpacket for op in POINTWISE))
-
-    def op_list() -> Any:
-        types = original()
-        types.view_ops.update(_VIEWS)
-        types.recomputable_ops.update((*_VIEWS, *of_elements))
-        types.fusible_ops.update((*_VIEWS, *of_elements, *_OF_ROWS))
-        return types
-
-    with patch.object(partitioners, "get_default_op_list", op_list):
-        yield
 
 
 def split_log_softmax(graph: torch.fx.GraphModule) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import patches
 from ...torch_private import DispatchKey, DispatchKeySet, OpOverload, _ExcludeDispatchKeyGuard
 from .. import devices
-from ..patches import autocast_cache
 from ..registration import new_library, untraced
 from . import autocast_rules as rules
 
@@ -45,7 +45,7 @@ def register() -> None:
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
         new_library("_").fallback(torch.library.fallthrough_kernel, _KEY)
-        autocast_cache.install(_casts.clear)
+        patches.install(patches.When.AUTOCAST, _casts.clear)
         _registered = True
 
 

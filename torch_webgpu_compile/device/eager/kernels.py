@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ... import patches
 from ...capture.decompositions import distributions, factorizations, products
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
@@ -17,8 +18,6 @@ from ...torch_private import (
     _dispatch_get_all_op_names,
     _dispatch_has_kernel_for_dispatch_key,
 )
-from .. import changes
-from ..patches import distributed, printing
 from ..registration import new_library, untraced
 from ..tensors import factories
 from ..tensors.deferred import settle
@@ -170,11 +169,7 @@ def register() -> Callable[..., Any]:
         sparse.register(library)
         refusing = untraced(composed.no_quantized_tensors)
         new_library("_").fallback(refusing, "QuantizedPrivateUse1")
-        failures = [
-            changes.attempt(printing.__name__, printing.install),
-            changes.attempt(distributed.__name__, distributed.install),
-        ]
-        changes.warn(changes.describe(failures))
+        patches.install(patches.When.KERNELS)
         _registered = True
         return untraced(run)
 
