@@ -64,6 +64,7 @@ from .scheduler.rewrites.split import (
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
 from .target import Target
+from .torch_private import OpOverload
 from .tuning import machines
 from .tuning.autotune import Tune, tilings_for
 
@@ -550,7 +551,7 @@ def host_numbers(module: torch.fx.GraphModule) -> list[torch.SymInt]:
     return unknown_integers(module.graph)
 
 
-def native_operators() -> frozenset[torch._ops.OpOverload]:
+def native_operators() -> frozenset[OpOverload]:
     """The ATen overloads that have a lowering."""
     register_all()
     return frozenset(LOWERINGS)

@@ -152,7 +152,9 @@ def explain(
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
 
-    breaks = torch._dynamo.utils.counters["graph_break"]
+    from ..torch_private import dynamo_counters  # Dynamo takes a second
+
+    breaks = dynamo_counters["graph_break"]
     before, host_calls = dict(breaks), counters.fallbacks.copy()
     timed: dict[str, tuple[int, float]] = {}
     with _timing(timed, options):

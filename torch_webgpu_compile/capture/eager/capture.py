@@ -15,19 +15,23 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...torch_ops.names import dispatch_name
+from ...torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    OpOverload,
+    TreeSpec,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    _dispatch_has_computed_kernel_for_dispatch_key,
+    _dispatch_has_kernel_for_dispatch_key,
+    tree_flatten,
+    tree_unflatten,
+)
 from ..complex_numbers.separation import separate_graph
 from ..decompositions.table import decompositions
 from ..tracing import Traced, call_with_symbols, clean_dispatch, take_seeds, trace
@@ -279,9 +283,9 @@ def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
     """
     name = dispatch_name(op)
     if op in device_ops.DECOMPOSITIONS:  # the CPU's kernel of some of these only refuses
-        is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        is_there = _dispatch_has_kernel_for_dispatch_key(name, "CPU")
     else:
-        is_there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+        is_there = _dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
     return None if is_there else _rules().get(op)
 
 

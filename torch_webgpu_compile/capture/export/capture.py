@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
+from ...torch_private import (
+    FakeTensor,
+    OpOverload,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
 from ..complex_numbers.separation import separate_graph
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
