@@ -16,11 +16,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -36,8 +35,7 @@ class When(Enum):
     CAPTURE = "as long as a graph is captured; ``install`` is a context"
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """A row of the table.
 
     Attributes:

@@ -7,10 +7,9 @@ does this count attributes of objects, such as ``tensor._version``: no import sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from .versions import TRIED
 
@@ -31,8 +30,7 @@ class Loss(Enum):
     """It is None, and whoever needs it does something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):  # cheaper to import than a dataclass, as ``import torch`` does
     """One private name.
 
     Attributes:
