@@ -21,6 +21,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from .errors import PyTorchVersionError
+
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -89,10 +91,6 @@ TABLE = (
 _warned: set[str] = set()
 
 
-class CriticalPatchError(RuntimeError):
-    """A patch cannot be installed without which the process would end."""
-
-
 def install(when: When, *arguments: Any) -> None:
     """Installs the patches of a time; warns of those that cannot be.
 
@@ -100,7 +98,7 @@ def install(when: When, *arguments: Any) -> None:
         arguments: of their ``install``.
 
     Raises:
-        CriticalPatchError: one of them is critical.
+        PyTorchVersionError: one of them is critical.
     """
     for patch in TABLE:
         if patch.when is not when:
@@ -109,7 +107,7 @@ def install(when: When, *arguments: Any) -> None:
             import_module(patch.full).install(*arguments)
         except Exception as error:
             if patch.critical:
-                raise CriticalPatchError(
+                raise PyTorchVersionError(
                     f"its patch {patch.name!r} of PyTorch cannot be installed "
                     f"({type(error).__name__}: {error}). {_why(patch.full)}"
                 ) from error

@@ -11,6 +11,7 @@ import pytest
 
 import torch_webgpu_compile
 from torch_webgpu_compile import patches
+from torch_webgpu_compile.errors import PyTorchVersionError
 from torch_webgpu_compile.patches import TABLE, Patch, When
 
 PACKAGE = Path(torch_webgpu_compile.__file__).parent
@@ -145,7 +146,7 @@ def test_a_patch_that_fails_warns_of_itself_once(broken):
 
 def test_a_critical_patch_that_fails_is_an_error(broken):
     broken(critical=True)
-    with pytest.raises(patches.CriticalPatchError, match="'is_not_there' of PyTorch cannot be"):
+    with pytest.raises(PyTorchVersionError, match="'is_not_there' of PyTorch cannot be"):
         patches.install(When.BACKEND)
 
 

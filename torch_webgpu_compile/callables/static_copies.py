@@ -488,7 +488,8 @@ def watch_optimizers() -> None:
 
     from ..torch_private import skip_code
 
-    skip_code(_stepped.__code__)
+    if skip_code is not None:
+        skip_code(_stepped.__code__)
     register_optimizer_step_post_hook(_stepped)
 
 

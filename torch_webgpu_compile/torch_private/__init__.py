@@ -17,6 +17,7 @@ from .symbols import SYMBOLS, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
     from functorch.compile import min_cut_rematerialization_partition
     from torch import (
@@ -84,8 +85,6 @@ if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.callback import callback_handler
-    from torch._dynamo.eval_frame import skip_code
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
     from torch._dynamo.source import ConstantSource, RandomValueSource
     from torch._dynamo.utils import counters as dynamo_counters
@@ -184,8 +183,10 @@ if TYPE_CHECKING:
     _sync: Callable[[Tensor], None]
     _top_saved_tensors_default_hooks: Callable[[bool], object] | None
     _use_count: Callable[[Tensor], int]
+    callback_handler: Any
     cuda_is_compiled: Callable[[], bool] | None
     set_storage_boxed: Callable[..., Any]
+    skip_code: Callable[[CodeType], None] | None
     xpu_is_compiled: Callable[[], bool] | None
 else:
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from ..errors import PyTorchVersionError
 from . import versions
 from .symbols import Loss, Symbol
 
 
-class MissingFromPyTorch(ImportError):
-    """This version of PyTorch has not a private name that is needed."""
+def _error(symbol: Symbol) -> PyTorchVersionError:
+    import torch
 
-    def __init__(self, symbol: Symbol) -> None:
-        import torch
-
-        oldest, newest = map(versions.text, (versions.OLDEST, versions.NEWEST))
-        super().__init__(
-            f"PyTorch {torch.__version__} has no `{symbol.dotted}`, which torch-webgpu-compile "
-            f"needs for {symbol.purpose}; it was tried with PyTorch {oldest} to {newest}: update "
-            "torch-webgpu-compile, or install one of these"
-        )
+    oldest, newest = map(versions.text, (versions.OLDEST, versions.NEWEST))
+    return PyTorchVersionError(
+        f"PyTorch {torch.__version__} has no `{symbol.dotted}`, which torch-webgpu-compile needs "
+        f"for {symbol.purpose}; it was tried with PyTorch {oldest} to {newest}: update "
+        "torch-webgpu-compile, or install one of these"
+    )
 
 
 class _Absent(type):
@@ -31,25 +29,25 @@ class _Absent(type):
     symbol: Symbol
 
     def __call__(cls, *_: object, **__: object) -> NoReturn:
-        raise MissingFromPyTorch(cls.symbol)
+        raise _error(cls.symbol)
 
-    def __getitem__(cls, _: object) -> NoReturn:
-        raise MissingFromPyTorch(cls.symbol)
+    def __getitem__(cls, _: object) -> _Absent:  # a generic class with its parameters
+        return cls
 
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("__"):  # Python itself asks for those
             raise AttributeError(name)
-        raise MissingFromPyTorch(cls.symbol)
+        raise _error(cls.symbol)
 
 
 def stand_in(symbol: Symbol) -> Any:
     """What users of a missing name get, as its row says.
 
     Raises:
-        MissingFromPyTorch: nothing works without it.
+        PyTorchVersionError: nothing works without it.
     """
     if symbol.loss is Loss.FATAL:
-        raise MissingFromPyTorch(symbol)
+        raise _error(symbol)
     if symbol.loss is Loss.REPLACED:
         return None
     return _Absent(symbol.name, (Exception,), {"symbol": symbol})

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ..errors import PyTorchVersionError
+
 TRIED = ((2, 11), (2, 13), (2, 14))
 """Versions on which tests run."""
 
@@ -20,12 +22,12 @@ _warned: set[str] = set()
 def check(version: str, warn: Callable[[str], None]) -> None:
     """Warns of a version of PyTorch that is newer than all that were tried, once in a process.
 
-    Raises RuntimeError: it is older than all that this package is for.
+    Raises PyTorchVersionError: it is older than all that this package is for.
     """
     oldest, newest = text(OLDEST), text(NEWEST)
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
-        raise RuntimeError(
+        raise PyTorchVersionError(
             f"torch-webgpu-compile needs PyTorch {oldest} or newer, and this is {version}: install "
             f"PyTorch {newest}"
         )

@@ -39,7 +39,8 @@ def on_first_compile(function: Callable[[], None]) -> None:
             started = True
             Thread(target=run, name="torch-webgpu-first-compile").start()
 
-    callback_handler.register_start_callback(start)
+    if callback_handler is not None:
+        callback_handler.register_start_callback(start)
 
 
 def misdescribed(module: GraphModule) -> dict[int, torch.dtype]:
