@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import torch_webgpu_compile
 from tests.compilations import compile_function
 from tests.compiling import compiled, native
-from tests.golden.test_golden import GRAPHS
+from tests.golden.graphs import GRAPHS
 from tests.gpu.runtime_plans import (
     ADD_KERNEL,
     add_plan,
