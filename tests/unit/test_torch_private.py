@@ -40,12 +40,28 @@ def _imports(tree):
     return names
 
 
+def _dotted(node, names):
+    """What an expression such as ``torch.nn.functional`` is, by what its first name is."""
+    first, *others = ast.unparse(node).split(".")
+    return ".".join([names[first], *others]) if first in names else ""
+
+
+def _with_aliases(tree, names):
+    """The names of `_imports`, and other ones for the same: ``module: Any = torch.nn``."""
+    names = dict(names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign | ast.Assign) and isinstance(node.value, ast.Attribute):
+            path = _dotted(node.value, names)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if path and isinstance(target, ast.Name):
+                    names.setdefault(target.id, path)
+    return names
+
+
 def _is_private(path):
     parts = path.split(".")
-    if parts[:2] == ["torch", "ops"]:
-        parts = parts[5:]  # a namespace, an operator and an overload: public by their schema
-    if parts and parts[0] not in ("torch", "functorch") and not path.startswith("torch.ops."):
-        return False
+    if parts[0] not in ("torch", "functorch") or parts[:2] == ["torch", "ops"]:
+        return False  # operators are public, and have a schema
     hidden = any(part.startswith("_") and not part.endswith("__") for part in parts)
     return hidden or any(f"{path}.".startswith(f"{module}.") for module in UNDOCUMENTED)
 
@@ -55,7 +71,7 @@ _BY_TEXT = ("import_module", "find_spec", "after_import", "getattr", "hasattr")
 
 def private_names(tree):
     """The private names of PyTorch that a module imports or reaches, with their lines."""
-    imports = _imports(tree)
+    imports = _with_aliases(tree, _imports(tree))
     inner = set()
     for node in ast.walk(tree):
         paths = []
@@ -64,17 +80,14 @@ def private_names(tree):
         elif isinstance(node, ast.ImportFrom) and not node.level:
             paths = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute) and node not in inner:
-            chain = [node]
-            while isinstance(chain[-1].value, ast.Attribute):
-                chain.append(chain[-1].value)
-            inner.update(chain)
-            root = chain[-1].value
-            if isinstance(root, ast.Name) and root.id in imports:
-                paths = [".".join([imports[root.id], *(part.attr for part in reversed(chain))])]
+            part = node
+            while isinstance(part, ast.Attribute):
+                inner.add(part)
+                part = part.value
+            paths = [_dotted(node, imports)] if isinstance(part, ast.Name) else []
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BY_TEXT:
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            root = ast.unparse(node.args[0]) if node.args else ""
-            owner = ".".join([imports.get(root.split(".")[0], ""), *root.split(".")[1:]])
+            owner = _dotted(node.args[0], imports) if node.args else ""
             paths = [text for text in texts if isinstance(text, str)]
             paths += [f"{owner}.{text}" for text in paths]
         yield from ((path, node.lineno) for path in paths if _is_private(path))
@@ -86,11 +99,11 @@ def private_names(tree):
         ("from torch._ops import OpOverload", "torch._ops.OpOverload"),
         ("import torch\nx = torch._C._DisableAutocast()", "torch._C._DisableAutocast"),
         ("from torch import nn as n\nn._reduction", "torch.nn._reduction"),
+        ("import torch\nnn: Any = torch.nn\nnn._reduction", "torch.nn._reduction"),
         ("def f():\n  from functorch.compile import x", "functorch.compile.x"),
         ("import torch.fx.experimental.y", "torch.fx.experimental.y"),
         ("import torch\ngetattr(torch.compiler, '_x', None)", "torch.compiler._x"),
         ("import_module('torch._inductor')", "torch._inductor"),
-        ("import torch\ntorch.ops.aten.add.Tensor._handle", "torch.ops.aten.add.Tensor._handle"),
         ("import torch\ntorch.ops.aten._to_copy.default(torch.nn.Linear.__name__)", None),
     ],
 )

@@ -133,6 +133,7 @@ if TYPE_CHECKING:
         resolve_unbacked_bindings,
         statically_known_true,
     )
+    from torch.storage import _dtype_to_storage_type_map, _LegacyStorage
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
         _disable_current_modes,
@@ -185,7 +186,6 @@ if TYPE_CHECKING:
     _use_count: Callable[[Tensor], int]
     callback_handler: Any
     cuda_is_compiled: Callable[[], bool] | None
-    set_storage_boxed: Callable[..., Any]
     skip_code: Callable[[CodeType], None] | None
     xpu_is_compiled: Callable[[], bool] | None
 else:

@@ -2,7 +2,8 @@
 
 A name is private if a component of its dotted path begins with an underscore, or if it is in
 `UNDOCUMENTED`. Operators (``torch.ops.aten._to_copy``) are not: PyTorch keeps their schemas. Nor
-does this count attributes of objects, such as ``tensor._version``: no import shows them.
+does this count attributes of objects, such as ``tensor._version`` or an operator's ``_op_dk``: no
+import shows them.
 """
 
 from __future__ import annotations
@@ -150,11 +151,6 @@ _FATAL = (
         "tensors of the device",
     ),
     ("torch", "Tensor._make_wrapper_subclass Tensor._use_count", "tensors of the device"),
-    (
-        "torch",
-        "ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed=set_storage_boxed",
-        "tensors of the device",
-    ),
     ("torch._C._dynamo.guards", "TensorGuards", "eager calls that were seen before"),
     (
         "torch._C",
@@ -217,6 +213,7 @@ _USE = (
         "_get_mkldnn_enabled _get_nnpack_enabled _set_mkldnn_enabled _set_nnpack_enabled",
         "`export`, and compiled LSTMs",
     ),
+    ("torch.storage", "_LegacyStorage _dtype_to_storage_type_map", "`torch.webgpu.FloatStorage`"),
     ("torch._dynamo.utils", "counters=dynamo_counters", "`explain`"),
     (
         "torch._dynamo.precompile_context",

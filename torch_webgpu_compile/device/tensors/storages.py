@@ -30,7 +30,6 @@ from ...torch_private import (
     TensorBase,
     TensorGuards,
     _construct_storage_from_data_pointer,
-    set_storage_boxed,
 )
 from .. import devices
 from .deferred import settle
@@ -44,7 +43,7 @@ CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 _construct_storage = _construct_storage_from_data_pointer
 _StorageBase: Any = StorageBase
 _whole_nbytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
-_set = set_storage_boxed
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _is_inference = torch.is_inference_mode_enabled
 _data = TensorBase.data.__get__  # type: ignore[attr-defined]
 _templates = Templates()
