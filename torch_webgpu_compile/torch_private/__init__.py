@@ -196,7 +196,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             found = resolve(symbol)
-        except (ImportError, AttributeError):
-            found = stand_in(symbol)
+        except (ImportError, AttributeError):  # perhaps only until PyTorch is imported whole
+            return stand_in(symbol)
         globals()[name] = found
         return found
