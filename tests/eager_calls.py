@@ -9,29 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
+from tests.replay.package import describe
 from torch_webgpu_compile.callables.signature import bound_offset
-from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Constant, TensorSpec
+from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Constant
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.symbolic.sizes import Symbol
-
-
-def describe(value: Any) -> Any:
-    """The same structure with a `TensorSpec` for each tensor."""
-
-    def spec(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        memory = leaf.untyped_storage()._cdata
-        layout = tuple(leaf.shape), leaf.stride(), bound_offset(leaf)
-        return TensorSpec(leaf.dtype, *layout, memory, leaf.is_conj(), leaf.is_neg())
-
-    return tree_map(spec, value)
 
 
 def bound_memory(tensor: Tensor) -> Any:

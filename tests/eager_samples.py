@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tests.eager_calls import describe
 from tests.opinfo import op_db
 
 # What a device does itself: views, and what only moves or asks for data.
@@ -67,7 +66,14 @@ class Call:
     @property
     def key(self) -> str:
         """Equal for calls that capture cannot tell apart."""
-        return f"{self.op} {describe((self.args, self.kwargs))}"
+        memories: dict[int, int] = {}
+
+        def described(tensor: Tensor) -> Any:
+            memory = memories.setdefault(tensor.untyped_storage()._cdata, len(memories))
+            layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+            return tensor.dtype, *layout, memory, tensor.is_conj(), tensor.is_neg()
+
+        return f"{self.op} {tree_map_only(Tensor, described, (self.args, self.kwargs))}"
 
 
 class _Collector(TorchDispatchMode):

@@ -25,7 +25,7 @@ from runtime_plans import (
 import torch_webgpu_compile
 from tests.compilations import compile_function
 from tests.compiling import compiled, native
-from tests.golden.test_golden import GRAPHS
+from tests.golden.graphs import GRAPHS
 from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile.errors import IndexOutOfRangeError
 from torch_webgpu_compile.plan.model import USER_KERNEL, Kernel, KernelBinding

@@ -1,4 +1,4 @@
-"""What a schedule says is what is dispatched: group by group, on three adapters, without any."""
+"""What a schedule says is what is dispatched: group by group, on five adapters, without any."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.targets import TARGETS
 from tests.compilations import OPTIONS, TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
-from tests.golden.test_golden import GRAPHS
-from tests.zoo import TARGETS
+from tests.golden.graphs import GRAPHS
 from torch_webgpu_compile.compiler import Kernels, compile_graph
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import (
@@ -110,7 +110,7 @@ def test_maps_that_go_through_tiles_stay_alone():
     function, arguments = PROGRAMS["casts of transposed weights"]
     groups = schedule_of(function, *arguments).groups
     assert [type(group) for group in groups] == [MapGroup] * 3
-    software = schedule_of(function, *arguments, target=TARGETS["software"])
+    software = schedule_of(function, *arguments, target=TARGETS["lavapipe"])
     assert [type(group) for group in software.groups] == [ForeachGroup]  # it has no tiles
     with pytest.raises(VerificationError, match="maps that do not go through tiles"):
         verify_schedule(software, TARGET)
