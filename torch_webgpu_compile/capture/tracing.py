@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import UnsupportedOp
 from ..torch_ops.assertions import ASSERTIONS
 from .decompositions.table import is_composite
+from .fx_graphs import add_argument
 
 aten = torch.ops.aten
 
@@ -514,13 +515,10 @@ def take_seeds(graph: GraphModule) -> int:
     if not nodes:
         return 0
     like = nodes[0].meta["val"]
-    arguments = graph.graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(before):
-        seeds = graph.graph.placeholder("seeds")
     with like.fake_mode:
-        seeds.meta["val"] = torch.empty((len(nodes), 2), dtype=torch.int32)
+        rows = torch.empty((len(nodes), 2), dtype=torch.int32)
         row = torch.empty((2,), dtype=torch.int32)
+    seeds = add_argument(graph.graph, "seeds", rows)
     for index, node in enumerate(nodes):
         with graph.graph.inserting_before(node):
             taken = graph.graph.call_function(aten.select.int, (seeds, 0, index))

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
+from ..fx_graphs import attribute_of, fake_mode_of, values_of
 from ..tracing import Recorder, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
@@ -60,10 +61,10 @@ def separate_graph(
     Raises:
         UnsupportedOp: an operator on complex tensors has no rule.
     """
-    values = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    if not any(map(_is_complex, values)):
+    if not any(map(_is_complex, values_of(module.graph))):
         return RealGraph(module)
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    mode = fake_mode_of(module.graph)
+    assert mode is not None
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
         return _Separation(module, mode, Recorder(decompositions, native)).run()
 
@@ -110,9 +111,7 @@ class _Separation:
         return frozenset(found)
 
     def _attribute(self, node: Node) -> None:
-        value: Any = self._module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attribute_of(self._module, node)
         if isinstance(value, Tensor) and value.is_complex():
             with torch.utils._python_dispatch._disable_current_modes():
                 value = torch.view_as_real(value.resolve_conj())

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..fx_graphs import attribute_of, fake_mode_of
 from ..tracing import Recorder, Traced, clean_dispatch
 from .rules import RULES, Function, NotInlined, traced_alone
 
@@ -27,24 +28,27 @@ Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 def inline_operators(
     module: GraphModule, decompositions: Decompositions, native: frozenset[OpOverload]
-) -> None:
+) -> bool:
     """Replaces the higher-order operators of a graph that have a rule, where it applies.
+
+    Returns:
+        Whether there are such operators.
 
     Args:
         module: a functional ATen graph with fake tensors; changed in place.
         decompositions, native: as for `tracing.trace`.
     """
     if not any(node.target in RULES for node in module.graph.nodes):
-        return
-    values = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+        return False
+    mode = fake_mode_of(module.graph)
     if mode is None:
-        return
+        return False
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
         made = Inlining(module, mode, decompositions, native).run()
     for name, constant in made.items():
         setattr(module, name, constant)
     module.recompile()
+    return True
 
 
 class Inlining:
@@ -176,14 +180,6 @@ class Inlining:
         fake = self._mode.from_tensor(value)
         self._recorder.constant(f"inlined{len(self._recorder.constants)}", value, fake)
         return fake
-
-
-def attribute_of(module: GraphModule, node: Node) -> Any:
-    """What a ``get_attr`` node gives: a constant, or the graph of a function."""
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _in_layout(value: Any, wanted: Any) -> Any:

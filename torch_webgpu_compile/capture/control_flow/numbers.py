@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.printers import PythonPrinter
 
 from ...errors import UnsupportedOp
+from ..fx_graphs import add_argument
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,8 @@ BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
 def take_numbers(graph: GraphModule, numbers: Sequence[torch.SymInt]) -> None:
     """Adds integers to the arguments of a graph, as its last ones."""
-    arguments = graph.graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(before):
-        for k, number in enumerate(numbers):
-            graph.graph.placeholder(f"number{k}").meta["val"] = number
+    for k, number in enumerate(numbers):
+        add_argument(graph.graph, f"number{k}", number)
     if numbers:
         graph.recompile()
 

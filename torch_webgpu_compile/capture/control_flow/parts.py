@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     FakeTensor,
-    FakeTensorMode,
     in_kernel_invocation_manager,
 )
 from torch.fx import Graph, GraphModule, Node
@@ -26,9 +25,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, resolve
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...captured import user_source
-from ...errors import UnsupportedOp
+from ...errors import UnsupportedOp, VerificationError
 from ...torch_ops.assertions import ASSERTIONS
-from .inline import attribute_of
+from ..fx_graphs import attribute_of, fake_mode_of
 from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
 
 aten = torch.ops.aten
@@ -246,9 +245,7 @@ class _Division:
         self._calls = calls
         self._steps: list[Step] = []
         self._pending: list[Node] = []
-        values = [leaf for n in module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
-        fakes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-        self._mode: FakeTensorMode | None = next(fakes, None)  # None: it computes numbers only
+        self._mode = fake_mode_of(module.graph)
 
     def run(self) -> Divided:
         outputs: tuple[Any, ...] = ()
@@ -473,7 +470,11 @@ class _Division:
     # ---- the life of values
 
     def _last_uses(self, kept: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        last = {slot: k for k, step in enumerate(self._steps) for slot in _slots_in(step)}
+        last = {
+            slot: k
+            for k, step in enumerate(self._steps)
+            for slot in (*_needs(step)[0], *_gives(step))
+        }
         found: list[list[int]] = [[] for _ in self._steps]
         for slot, k in last.items():
             if slot not in kept:
@@ -486,17 +487,79 @@ class _Division:
                 yield self._slots[copy.args[0]]
 
 
-def _slots_in(step: Step) -> list[int]:
+def _needs(step: Step) -> tuple[list[int], set[str]]:
+    """The slots and the symbols that a step reads."""
     match step:
         case Part():
-            return [*step.takes, *step.gives]
+            return list(step.takes), {*step.symbols, *step.floats, *_in_template(step.numbers)[1]}
         case Call():
-            leaves = tree_leaves((step.arguments, step.keywords))
-            return [step.gives, *(leaf.index for leaf in leaves if isinstance(leaf, Slot))]
+            return _in_template((step.arguments, step.keywords))
         case Pick():
-            return [step.source, step.gives]
+            return [step.source], set()
         case Check():
-            return []
+            return _in_template(step.condition)
+
+
+def _gives(step: Step) -> tuple[int, ...]:
+    """The slots of a step's results."""
+    match step:
+        case Part():
+            return step.gives
+        case Call() | Pick():
+            return (step.gives,)
+        case Check():
+            return ()
+
+
+def _in_template(value: Any) -> tuple[list[int], set[str]]:
+    leaves = tree_leaves(value)
+    names = (name for leaf in leaves if isinstance(leaf, Number) for name in leaf.names)
+    return [leaf.index for leaf in leaves if isinstance(leaf, Slot)], set(names)
+
+
+def verify_divided(divided: Divided) -> None:
+    """Raises VerificationError where something is read before it is there, or after its end."""
+    calls = [step for step in divided.steps if isinstance(step, Call)]
+    slots = {slot for slot in divided.arguments if slot is not None}
+    slots.update(slot for call in calls for slot in call.functions)
+    names = set(divided.symbols)
+
+    def require(what: str, needed: tuple[list[int], set[str]]) -> None:
+        missing = [*sorted(set(needed[0]) - slots), *sorted(needed[1] - names)]
+        if missing:
+            raise VerificationError(f"{what} of a graph in parts: {missing} is not there")
+
+    for k, step in enumerate(divided.steps):
+        require(f"step {k}", _needs(step))
+        slots.update(_gives(step))
+        slots.difference_update(divided.last_uses[k])
+        if isinstance(step, Call):
+            names.update(step.symbols)
+    require("the results", _in_template(divided.returns))
+
+
+def format_divided(divided: Divided) -> str:
+    """The steps, for a person to read."""
+
+    def shown(value: Any) -> str:
+        slot = tree_map_only(Slot, lambda leaf: f"%{leaf.index}", value)
+        return str(tree_map_only(Number, lambda leaf: f"of({', '.join(leaf.names)})", slot))
+
+    lines = [f"arguments {divided.arguments}, symbols {list(divided.symbols)}"]
+    for step in divided.steps:
+        match step:
+            case Part():
+                count = len(step.module.graph.nodes)
+                text = f"a graph of {count} nodes {step.takes} {(*step.symbols, *step.floats)}"
+            case Call():
+                symbols = f" decides {list(step.symbols)}" if step.symbols else ""
+                text = f"{step.target} {shown((step.arguments, step.keywords))}{symbols}"
+            case Pick():
+                text = f"element {step.position} of {step.source}"
+            case Check():
+                text = f"check {shown(step.condition)}: {step.message}"
+        lines.append(f"{_gives(step)} = {text}")
+    return "\n".join([*lines, f"return {shown(divided.returns)}"])
 
 
 def _is_tensor(node: Node) -> bool:
