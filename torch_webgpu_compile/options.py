@@ -39,6 +39,19 @@ from typing import Any
 from .errors import OptionError
 
 DEBUG_STAGES = (
+    "replace_attention",
+    "replace_calls",
+    "inline_operators",
+    "keep_seeds",
+    "recompute_constants",
+    "recompute_masks",
+    "split_log_softmax",
+    "take_views",
+    "divide",
+    "take_numbers",
+    "take_forwarded",
+    "take_seeds",
+    "separate_complex",
     "fx",
     "ir",
     "store_float16_in_words",
@@ -73,7 +86,7 @@ DEBUG_STAGES = (
     "plan",
 )
 """``fx`` is the captured graph, ``schedule`` the last result of those passes that regroup kernels;
-the others are the passes of `compiler.PASSES`."""
+the others are the passes of `capture.graph.passes.CAPTURE_PASSES` and of `compiler.PASSES`."""
 FALLBACK_POLICIES = ("warn", "error", "silent")
 AUTO = "auto"
 PROVIDERS = (AUTO, "wgpu", "wgpudawn")
@@ -119,6 +132,10 @@ class CompileOptions:
     deterministic: bool = False
     fill_empty: bool = False
     in_place: bool = False
+
+    def shows(self, stage: str) -> bool:
+        """Whether somebody wants to read what a stage gave."""
+        return self.dump is not None or stage in self.debug
 
     @property
     def adapters(self) -> list[str]:

@@ -28,9 +28,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...torch_ops.names import dispatch_name
-from ..complex_numbers.separation import separate_graph
 from ..decompositions.table import decompositions
-from ..tracing import Traced, call_with_symbols, clean_dispatch, take_seeds, trace
+from ..fx_graphs import add_argument
+from ..graph.passes import CALL, Draft, Rules, run
+from ..tracing import Traced, call_with_symbols, clean_dispatch, trace
 from . import device_ops
 from .arguments import (
     as_traced,
@@ -210,17 +211,12 @@ def _call(
         raise UnsupportedOp(traceable.name, "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, traceable.gives_leaves)
     places, numbers = _take_numbers(traced.module.graph, inputs, held_in)
-    seeds = take_seeds(traced.module)
-    real = separate_graph(traced.module, _table(native), native)
-    phase = Phase(
-        "inference", seeds=seeds, complex_inputs=real.inputs, complex_outputs=real.outputs
-    )
-    # A complex element is two real ones.
-    offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
     name = f"eager{next(_numbers)}_{traceable.short}"
+    captured = CapturedGraph(name, traced.module, frozenset(), inputs.offsets, places)
+    draft = run(Draft(captured, Phase("inference")), Rules(_table(native), native), CALL)
     return CapturedCall(
-        CapturedGraph(name, real.module, frozenset(), offsets, places),
-        phase,
+        draft.captured,
+        draft.phase,
         taken,
         numbers,
         inputs.free_numbers,
@@ -244,13 +240,9 @@ def _take_numbers(
     if not found:
         return {}, None
     entries = sorted((Number(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
-    arguments = graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.nodes))
-    with graph.inserting_before(before):
-        node = graph.placeholder("numbers")
+    position = len(graph.find_nodes(op="placeholder"))
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(entries),), dtype=dtype)
-    position = len(arguments)
+        add_argument(graph, "numbers", torch.empty((len(entries),), dtype=dtype))
     places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
     return places, Numbers(entries, dtype)
 

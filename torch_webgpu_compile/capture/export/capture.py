@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unfl
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
-from ..complex_numbers.separation import separate_graph
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
-from ..tracing import Recorder, Traced, clean_dispatch, run, take_seeds
+from ..graph import passes
+from ..graph.passes import CALL, Draft, Rules
+from ..tracing import Recorder, Traced, clean_dispatch, run
 from .inputs import Dimension, ExportInputs, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record
@@ -109,18 +110,18 @@ def capture_function(
     returned, structure = _results(traced, values)
     mutated = {position - len(fakes) for position in traced.mutated}
     used = _drop_unused(traced.module, len(fakes), returned)
-    seeds = take_seeds(traced.module)
-    real = separate_graph(traced.module, table, native)
-    if real.inputs or real.outputs:
-        raise UnsupportedOp(
-            "export", "an input, state or result is complex", "use torch.view_as_real"
-        )
     numbers = {old: new for new, old in enumerate(used)}
     changed = frozenset(numbers[k] for k in mutated)
     static = frozenset(len(fakes) + k for k in range(len(used)) if k not in changed)
+    draft = Draft(CapturedGraph(name, traced.module, static), Phase("inference"))
+    draft = passes.run(draft, Rules(table, native), CALL)
+    if draft.phase.complex_inputs or draft.phase.complex_outputs:
+        raise UnsupportedOp(
+            "export", "an input, state or result is complex", "use torch.view_as_real"
+        )
     return CapturedFunction(
-        CapturedGraph(name, real.module, static),
-        Phase("inference", seeds=seeds),
+        draft.captured,
+        draft.phase,
         dict(zip(inputs.names, fakes, strict=True)),
         tuple(states[k] for k in used),
         changed,
