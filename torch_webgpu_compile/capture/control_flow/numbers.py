@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -28,7 +28,7 @@ class Number:
     """
 
     names: tuple[str, ...]
-    compute: Callable[..., Any]
+    compute: Callable[..., Any] = field(repr=False)
 
     def of(self, symbols: Mapping[str, Any]) -> Any:
         """Its value."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Part:
         static: positions of the arguments that are parameters or buffers.
     """
 
-    module: GraphModule
+    module: GraphModule = field(repr=False)
     takes: tuple[int, ...]
     symbols: tuple[str, ...]
     floats: tuple[str, ...]
@@ -90,7 +90,7 @@ class Call:
     keywords: Any
     functions: Mapping[int, GraphModule]
     gives: int
-    symbols: Mapping[str, Callable[[Any], Any]]
+    symbols: Mapping[str, Callable[[Any], Any]] = field(repr=False)
     dtypes: tuple[torch.dtype | None, ...]
     has_token: bool
 
@@ -540,26 +540,7 @@ def verify_divided(divided: Divided) -> None:
 
 def format_divided(divided: Divided) -> str:
     """The steps, for a person to read."""
-
-    def shown(value: Any) -> str:
-        slot = tree_map_only(Slot, lambda leaf: f"%{leaf.index}", value)
-        return str(tree_map_only(Number, lambda leaf: f"of({', '.join(leaf.names)})", slot))
-
-    lines = [f"arguments {divided.arguments}, symbols {list(divided.symbols)}"]
-    for step in divided.steps:
-        match step:
-            case Part():
-                count = len(step.module.graph.nodes)
-                text = f"a graph of {count} nodes {step.takes} {(*step.symbols, *step.floats)}"
-            case Call():
-                symbols = f" decides {list(step.symbols)}" if step.symbols else ""
-                text = f"{step.target} {shown((step.arguments, step.keywords))}{symbols}"
-            case Pick():
-                text = f"element {step.position} of {step.source}"
-            case Check():
-                text = f"check {shown(step.condition)}: {step.message}"
-        lines.append(f"{_gives(step)} = {text}")
-    return "\n".join([*lines, f"return {shown(divided.returns)}"])
+    return "\n".join([*map(str, divided.steps), f"return {divided.returns}"])
 
 
 def _is_tensor(node: Node) -> bool:

@@ -166,7 +166,7 @@ def _verify(draft: Draft, before: Draft, rules: Rules) -> None:
 def _verify_traced(draft: Draft, before: Draft, rules: Rules) -> None:
     _verify(draft, before, rules)
     for node in draft.module.graph.nodes:
-        if node.op in ("placeholder", "call_function") and "val" not in node.meta:
+        if isinstance(node.target, OpOverload) and node.users and "val" not in node.meta:
             raise VerificationError(f"{draft.captured.name}: nothing is known of {node.name}")
 
 
