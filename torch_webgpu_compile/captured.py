@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -96,32 +97,23 @@ def verify_captured(captured: CapturedGraph, phase: Phase) -> None:
             raise VerificationError(f"{captured.name}: {text}")
 
     def shape_of(position: int) -> Sequence[Any]:
-        value = arguments[position]
+        value = arguments[position] if arguments else None
         return value.shape if isinstance(value, torch.Tensor) else ()
 
     for node in graph.nodes:
-        for value in tree_leaves(node.meta.get("val")):
-            is_complex = isinstance(value, torch.Tensor) and value.is_complex()
-            check(not is_complex, f"{node.name} is complex")
-    for name, positions in {
-        "static": captured.static_inputs,
-        "offset": captured.offsets,
-        "counted": phase.counted,
-        "lazy": phase.lazy,
-        "complex": phase.complex_inputs,
-        "forwarded": [argument for _, argument in phase.forwarded],
-        "numbers": [argument for argument, _ in captured.numbers.values()],
-    }.items():
-        found = max(positions, default=-1) < len(arguments)
-        check(found, f"of {len(arguments)} arguments {sorted(positions)} are {name}")
+        values = tree_leaves(node.meta.get("val"))
+        if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
+            check(False, f"{node.name} is complex")
     given = [result for result, _ in phase.forwarded]
-    for name, positions in {
-        "saved": phase.saved,
-        "complex": phase.complex_outputs,
-        "arguments": given,
-    }.items():
-        found = max(positions, default=-1) < len(results)
-        check(found, f"of {len(results)} results {sorted(positions)} are {name}")
+    read = [argument for argument, _ in captured.numbers.values()]
+    returned = [argument for _, argument in phase.forwarded]
+    taken = (captured.static_inputs, captured.offsets, phase.counted, phase.lazy, returned, read)
+    for kind, places, found in (
+        ("argument", arguments, (*taken, phase.complex_inputs)),
+        ("result", results, (phase.saved, phase.complex_outputs, given)),
+    ):
+        last = max(chain(*found), default=-1)
+        check(last < len(places), f"there is no {kind} {last}")
     for result in given:
         check(results[result] is None, f"result {result} is computed, and an argument")
     for position in phase.complex_inputs:

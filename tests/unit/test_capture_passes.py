@@ -14,7 +14,8 @@ from torch.fx import GraphModule
 from torch_webgpu_compile.capture.control_flow import parts
 from torch_webgpu_compile.capture.control_flow.parts import Divided
 from torch_webgpu_compile.capture.graph import aot, passes
-from torch_webgpu_compile.capture.graph.passes import CAPTURE_PASSES, Draft, Rules
+from torch_webgpu_compile.capture.graph.passes import CAPTURE_PASSES, Draft, State
+from torch_webgpu_compile.capture.tracing import Rules
 from torch_webgpu_compile.captured import CapturedGraph, Phase, verify_captured
 from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import VerificationError
@@ -81,7 +82,7 @@ def _draft() -> Draft:
 
 
 def test_an_error_names_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(draft: Draft, rules: Rules) -> Draft:
+    def broken(draft: Draft, state: State) -> Draft:
         _, first, second, _ = draft.module.graph.nodes
         second.append(first)  # which it reads
         return replace(draft)
@@ -89,7 +90,7 @@ def test_an_error_names_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = tuple(replace(s, run=broken) if s.name == "take_seeds" else s for s in CAPTURE_PASSES)
     monkeypatch.setattr(passes, "CAPTURE_PASSES", wrong)
     with pytest.raises(VerificationError, match=r"after the pass take_seeds: .*topologically"):
-        passes.run(_draft_alone(), Rules({}, frozenset()), passes.CALL)
+        passes.run(_draft_alone(), State(Rules({}, frozenset())), passes.CALL)
 
 
 def _draft_alone() -> Draft:
@@ -107,11 +108,11 @@ def _draft_alone() -> Draft:
 @pytest.mark.parametrize(
     ("graph", "phase", "message"),
     [
-        ({"static_inputs": frozenset({1})}, {}, "of 1 arguments"),
+        ({"static_inputs": frozenset({1})}, {}, "no argument 1"),
         ({"numbers": {"zf0": (0, 3)}}, {}, "no argument has the number zf0"),
-        ({}, {"saved": frozenset({1})}, "of 1 results"),
+        ({}, {"saved": frozenset({1})}, "no result 1"),
         ({}, {"forwarded": ((0, 0),)}, "result 0 is computed"),
-        ({}, {"complex_inputs": frozenset({1})}, "of 1 arguments"),
+        ({}, {"complex_inputs": frozenset({1})}, "no argument 1"),
         ({}, {"seeds": 2}, "2 seeds"),
     ],
 )

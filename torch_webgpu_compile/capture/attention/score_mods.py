@@ -34,7 +34,7 @@ from ...torch_ops.elementwise import (
     step_of,
 )
 from ...torch_ops.score_functions import ScoreFunction
-from ..tracing import Traced, clean_dispatch, trace
+from ..tracing import Rules, Traced, clean_dispatch, trace
 
 aten = torch.ops.aten
 
@@ -383,7 +383,8 @@ def _traced(
                 for b in layouts
             ]
         try:
-            traced = trace(function, inputs, mode, core_decompositions(), frozenset(), mutates=True)
+            rules = Rules(core_decompositions(), frozenset())
+            traced = trace(function, inputs, mode, rules, mutates=True)
         except Exception as error:  # of a function that takes single numbers only, or is wrong
             raise NotElementwise(str(error)) from error
     if traced.mutated or not isinstance(traced.results, Node):

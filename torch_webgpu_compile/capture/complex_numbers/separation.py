@@ -8,7 +8,6 @@ lowering, fusion and kernels know nothing of complex numbers. Nodes without any 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -23,7 +22,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
 from ..fx_graphs import attribute_of, fake_mode_of, values_of
-from ..tracing import Recorder, clean_dispatch
+from ..tracing import Recorder, Rules, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import RULES, Call
@@ -31,8 +30,6 @@ from .registry import RULES, Call
 aten = torch.ops.aten
 
 FAMILIES = (creation, functions, linear, products, reductions)  # whose import fills `RULES`
-
-Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,12 @@ class RealGraph:
     outputs: frozenset[int] = frozenset()
 
 
-def separate_graph(
-    module: GraphModule, decompositions: Decompositions, native: frozenset[OpOverload]
-) -> RealGraph:
+def separate_graph(module: GraphModule, rules: Rules) -> RealGraph:
     """The graph on real tensors; the same one if it has no complex numbers.
 
     Args:
         module: a functional ATen graph with fake tensors.
-        decompositions, native: as for `tracing.trace`.
+        rules: as for `tracing.trace`.
 
     Raises:
         UnsupportedOp: an operator on complex tensors has no rule.
@@ -66,7 +61,7 @@ def separate_graph(
     mode = fake_mode_of(module.graph)
     assert mode is not None
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
-        return _Separation(module, mode, Recorder(decompositions, native)).run()
+        return _Separation(module, mode, Recorder(rules)).run()
 
 
 def _is_complex(value: Any) -> bool:

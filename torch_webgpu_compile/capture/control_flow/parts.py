@@ -235,14 +235,11 @@ class _Division:
         device: torch.device | None,
         host_numbers: HostNumbers,
     ) -> None:
-        self._module = module
-        self._device = device
-        self._host_numbers = host_numbers
+        self._module, self._calls = module, calls
+        self._device, self._host_numbers = device, host_numbers
+        self._placeholders = module.graph.find_nodes(op="placeholder")
+        self._static = {node for k, node in enumerate(self._placeholders) if k in static}
         self._slots: dict[Node, int] = {}
-        placeholders = module.graph.find_nodes(op="placeholder")
-        self._static = {node for k, node in enumerate(placeholders) if k in static}
-        self._placeholders = placeholders
-        self._calls = calls
         self._steps: list[Step] = []
         self._pending: list[Node] = []
         self._mode = fake_mode_of(module.graph)

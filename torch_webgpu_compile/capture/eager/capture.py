@@ -30,8 +30,8 @@ from ...errors import UnsupportedOp
 from ...torch_ops.names import dispatch_name
 from ..decompositions.table import decompositions
 from ..fx_graphs import add_argument
-from ..graph.passes import CALL, Draft, Rules, run
-from ..tracing import Traced, call_with_symbols, clean_dispatch, trace
+from ..graph.passes import CALL, Draft, State, run
+from ..tracing import Rules, Traced, call_with_symbols, clean_dispatch, trace
 from . import device_ops
 from .arguments import (
     as_traced,
@@ -193,8 +193,8 @@ def _trace(
             filled[k] = value
         return traceable.apply(filled)
 
-    table, mutates = _table(native), traceable.mutates
-    return trace(call, inputs.values, inputs.mode, table, native, mutates=mutates)
+    rules = _rules_of(native)
+    return trace(call, inputs.values, inputs.mode, rules, mutates=traceable.mutates)
 
 
 def _call(
@@ -213,7 +213,7 @@ def _call(
     places, numbers = _take_numbers(traced.module.graph, inputs, held_in)
     name = f"eager{next(_numbers)}_{traceable.short}"
     captured = CapturedGraph(name, traced.module, frozenset(), inputs.offsets, places)
-    draft = run(Draft(captured, Phase("inference")), Rules(_table(native), native), CALL)
+    draft = run(Draft(captured, Phase("inference")), State(_rules_of(native)), CALL)
     return CapturedCall(
         draft.captured,
         draft.phase,
@@ -255,13 +255,13 @@ def _check_schema(op: OpOverload) -> None:
 
 
 @lru_cache(maxsize=1)
-def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    return decompositions(native) | device_ops.DECOMPOSITIONS
+def _rules_of(native: frozenset[OpOverload]) -> Rules:
+    return Rules(decompositions(native) | device_ops.DECOMPOSITIONS, native)
 
 
 @lru_cache(maxsize=1)
-def _rules() -> dict[OpOverload, Callable[..., Any]]:
-    return _table.__wrapped__(frozenset())
+def _host_rules() -> Rules:
+    return _rules_of.__wrapped__(frozenset())
 
 
 def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
@@ -274,7 +274,7 @@ def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
         is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
     else:
         is_there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
-    return None if is_there else _rules().get(op)
+    return None if is_there else _host_rules().decompositions.get(op)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -39,7 +39,7 @@ from ...errors import UnsupportedOp
 from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
 from ..refusals import refusal
-from ..tracing import Recorder
+from ..tracing import Recorder, Rules
 from .functions import PythonFunctions
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
@@ -85,14 +85,13 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         mode: FakeTensorMode,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        rules: Rules,
     ) -> None:
-        super().__init__({}, _Everything())
+        super().__init__(Rules({}, _Everything()))
         self.supports_higher_order_operators = True
         self.states: dict[str, Tensor] = {}
         self._mode = mode
-        self._functions = PythonFunctions(mode, self.stand_in, decompositions, native)
+        self._functions = PythonFunctions(mode, self.stand_in, rules)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,14 +179,13 @@ class _Rewrites(TorchFunctionMode):
 def record(
     inputs: ExportInputs,
     names: Names,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     autocast: torch.dtype | None = None,
 ) -> Recorded:
     """Records one call.
 
     Args:
-        decompositions, native: as for `tracing.trace`, of the functions of loops and branches.
+        rules: as for `tracing.trace`, of the functions of loops and branches.
         autocast: of autocast around the call, if any.
 
     Raises:
@@ -196,7 +194,7 @@ def record(
     """
     before = _Snapshot(names)
     try:
-        recorder = _CallRecorder(inputs.mode, decompositions, native)
+        recorder = _CallRecorder(inputs.mode, rules)
         recorded = _record(recorder, inputs, autocast, before)
         kept = before.new_gradients()
         before.restore()
@@ -205,7 +203,7 @@ def record(
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)
             before = _Snapshot(names)
-            recorder = _CallRecorder(inputs.mode, decompositions, native)
+            recorder = _CallRecorder(inputs.mode, rules)
             again = _record(recorder, inputs, autocast, before)
             gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
             if any(key_of(state) in gradients for state in again.states.values()):

@@ -25,12 +25,12 @@ from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
-from .. import tracing
 from ..control_flow.divided import DividedGraph, Place
 from ..control_flow.numbers import WithNumbers
 from ..control_flow.parts import Call, HostNumbers, Part, calls_between
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions, own_rules_first
+from ..tracing import Rules, is_random
 from . import double_backward, dynamo, recompute, regions
 from .argument_views import token_count, with_views
 from .passes import (
@@ -42,7 +42,7 @@ from .passes import (
     TRACED,
     WHOLE,
     Draft,
-    Rules,
+    State,
     aot_metadata,
     run,
 )
@@ -111,8 +111,8 @@ def capture(
     """
     check_calls(module)
     table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
-    rules = Rules(table, frozenset(native), hooks.host_numbers, hooks.shows)
-    return GraphCapture(module, example_inputs, compile_graph, rules, hooks).run(module)
+    state = State(Rules(table, frozenset(native)), hooks.host_numbers, hooks.shows)
+    return GraphCapture(module, example_inputs, compile_graph, state, hooks).run(module)
 
 
 class GraphCapture:
@@ -140,10 +140,10 @@ class GraphCapture:
         module: GraphModule,
         inputs: Sequence[Any],
         compile_graph: GraphCompiler,
-        rules: Rules,
+        state: State,
         hooks: Hooks,
     ) -> None:
-        self._compile_graph, self._rules, self._hooks = compile_graph, rules, hooks
+        self._compile_graph, self._state, self._hooks = compile_graph, state, hooks
         self.title = f"graph{next(_numbers)}"
         self.inputs, self.results = inputs, _results_of(module)
         self.seconds: Mapping[str, float] = {}
@@ -164,7 +164,7 @@ class GraphCapture:
             fw_compiler=self.compile_forward,
             bw_compiler=self.compile_backward,
             inference_compiler=self.compile_inference,
-            decompositions=self._rules.decompositions,
+            decompositions=self._state.rules.decompositions,
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
         )
@@ -187,7 +187,7 @@ class GraphCapture:
         if reason is not None:
             return Uncompiled(graph, reason)
         draft = self._draft(graph, Phase("inference"), _static_inputs())
-        draft = _with_calls(run(draft, self._rules, TRACED))
+        draft = _with_calls(run(draft, self._state, TRACED))
         is_plain = not draft.calls and _is_plain(graph, self.inputs, self.results)
         if not is_plain:
             # Who calls it without AOTAutograd has nobody to count changes: the graph does.
@@ -200,7 +200,7 @@ class GraphCapture:
     def partition(self, graph: GraphModule, *arguments: Any, **keywords: Any) -> Any:
         """The forward and the backward graph of a joint one."""
         self.refused = self._reported(reason_against(graph))
-        self.is_random = any(map(tracing.is_random, graph.graph.nodes))
+        self.is_random = any(map(is_random, graph.graph.nodes))
         self._rewrite(graph, TRACED, JOINT)
         with recompute.fusible_operators():
             halves = min_cut_rematerialization_partition(graph, *arguments, **keywords)
@@ -242,7 +242,7 @@ class GraphCapture:
 
     def _rewrite(self, graph: GraphModule, *forms: Form) -> None:
         """Runs passes on a graph of which others come."""
-        captured = run(self._draft(graph, Phase("joint")), self._rules, *forms).captured
+        captured = run(self._draft(graph, Phase("joint")), self._state, *forms).captured
         self.seconds, self.texts = captured.seconds, captured.texts
 
     def _reported(self, reason: Reason | None) -> Reason | None:
@@ -253,12 +253,12 @@ class GraphCapture:
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
         on_host = _results_on_host(draft.module, draft.phase.saved)
-        draft = run(draft, self._rules, PHASE)
+        draft = run(draft, self._state, PHASE)
         compiled: BoxedFunction
         # Parts give and take tensors of that place: both graphs have some, or neither.
         if self.kept_at is not None or draft.calls:
             place = self._hooks.gpu() if self.kept_at is None else self.kept_at
-            compiled = self._compile_parts(run(replace(draft, place=place), self._rules, SEVERAL))
+            compiled = self._compile_parts(run(replace(draft, place=place), self._state, SEVERAL))
         else:
             compiled = self._compile_whole(draft)
         if draft.views.views:
@@ -275,7 +275,7 @@ class GraphCapture:
         """A graph that a plan may hold; PyTorch runs one that none can."""
         unchanged = runnable(draft.module, draft.captured.numbers)
         placeholders = draft.module.graph.find_nodes(op="placeholder")
-        draft = run(draft, self._rules, WHOLE, CALL)
+        draft = run(draft, self._state, WHOLE, CALL)
         try:
             compiled = self._compile_graph(draft.captured, draft.phase)
             return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
@@ -314,8 +314,8 @@ class GraphCapture:
 
     def _compile_function(self, draft: Draft) -> BoxedFunction:
         """A function that a loop or a branch calls, whose results stay where it works."""
-        draft = _with_calls(run(draft, self._rules, TRACED))
-        draft = run(draft, self._rules, SEVERAL)
+        draft = _with_calls(run(draft, self._state, TRACED))
+        draft = run(draft, self._state, SEVERAL)
         assert draft.divided is not None
         stays = replace(draft.divided, devices=(None,) * len(draft.divided.devices))
         return self._compile_parts(replace(draft, divided=stays))

@@ -11,7 +11,7 @@ where it did. After that the result is verified, and kept as text for whoever wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..control_flow.divided import Place
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import take_numbers
 from ..control_flow.parts import Calls, Divided, HostNumbers, divide, format_divided, verify_divided
-from ..tracing import take_seeds
+from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
 
@@ -68,17 +68,16 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Rules:
+class State:
     """What passes need besides a draft.
 
     Attributes:
-        decompositions, native: as for `tracing.trace`.
+        rules: what is recorded where a graph is traced again.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
         shows: whether somebody wants to read what a pass gave, by the pass's name.
     """
 
-    decompositions: Mapping[OpOverload, Callable[..., Any]]
-    native: frozenset[OpOverload]
+    rules: Rules
     host_numbers: HostNumbers = lambda module: ()
     shows: Callable[[str], bool] = lambda name: False
 
@@ -92,35 +91,35 @@ def aot_metadata() -> Any:
 # ---- the passes: in place, but for the last two
 
 
-def _in_place(rewrite: Callable[[GraphModule], object]) -> Callable[[Draft, Rules], Draft]:
+def _in_place(rewrite: Callable[[GraphModule], object]) -> Callable[[Draft, State], Draft]:
     """A pass of a function that needs nothing but the graph, and says whether it changed it."""
-    return lambda draft, rules: replace(draft) if rewrite(draft.module) else draft
+    return lambda draft, state: replace(draft) if rewrite(draft.module) else draft
 
 
-def _inline_operators(draft: Draft, rules: Rules) -> Draft:
-    found = inline_operators(draft.module, rules.decompositions, rules.native)
+def _inline_operators(draft: Draft, state: State) -> Draft:
+    found = inline_operators(draft.module, state.rules)
     return replace(draft) if found else draft
 
 
-def _take_views(draft: Draft, rules: Rules) -> Draft:
+def _take_views(draft: Draft, state: State) -> Draft:
     metadata = None if draft.phase.name == "backward" else aot_metadata()
     views = take_views(draft.module, metadata, decides=bool(draft.calls))
     return replace(draft, views=views) if views.views else draft
 
 
-def _divide(draft: Draft, rules: Rules) -> Draft:
+def _divide(draft: Draft, state: State) -> Draft:
     static, device = draft.captured.static_inputs, draft.device
-    parts = divide(draft.module, draft.calls, static, device, rules.host_numbers)
+    parts = divide(draft.module, draft.calls, static, device, state.host_numbers)
     return replace(draft, divided=parts)
 
 
-def _take_numbers(draft: Draft, rules: Rules) -> Draft:
-    numbers = tuple(rules.host_numbers(draft.module))
+def _take_numbers(draft: Draft, state: State) -> Draft:
+    numbers = tuple(state.host_numbers(draft.module))
     take_numbers(draft.module, numbers)
     return replace(draft, numbers=numbers) if numbers else draft
 
 
-def _take_forwarded(draft: Draft, rules: Rules) -> Draft:
+def _take_forwarded(draft: Draft, state: State) -> Draft:
     forwarded = take_forwarded(draft.module)
     if not forwarded:
         return draft
@@ -128,13 +127,13 @@ def _take_forwarded(draft: Draft, rules: Rules) -> Draft:
     return replace(draft, phase=replace(draft.phase, forwarded=forwarded, saved=saved))
 
 
-def _take_seeds(draft: Draft, rules: Rules) -> Draft:
+def _take_seeds(draft: Draft, state: State) -> Draft:
     count = take_seeds(draft.module)
     return replace(draft, phase=replace(draft.phase, seeds=count)) if count else draft
 
 
-def _separate_complex(draft: Draft, rules: Rules) -> Draft:
-    real = separate_graph(draft.module, rules.decompositions, rules.native)
+def _separate_complex(draft: Draft, state: State) -> Draft:
+    real = separate_graph(draft.module, state.rules)
     if real.module is draft.module:
         return draft
     offsets = draft.captured.offsets.items()
@@ -153,7 +152,7 @@ def _separate_complex(draft: Draft, rules: Rules) -> Draft:
 # ---- what they take and give
 
 
-def _verify(draft: Draft, before: Draft, rules: Rules) -> None:
+def _verify(draft: Draft, before: Draft, state: State) -> None:
     for module in draft.module.modules():
         if isinstance(module, GraphModule):
             try:
@@ -163,8 +162,8 @@ def _verify(draft: Draft, before: Draft, rules: Rules) -> None:
                 raise VerificationError(f"{draft.captured.name}: {what}") from error
 
 
-def _verify_traced(draft: Draft, before: Draft, rules: Rules) -> None:
-    _verify(draft, before, rules)
+def _verify_traced(draft: Draft, before: Draft, state: State) -> None:
+    _verify(draft, before, state)
     for node in draft.module.graph.nodes:
         if isinstance(node.target, OpOverload) and node.users and "val" not in node.meta:
             raise VerificationError(f"{draft.captured.name}: nothing is known of {node.name}")
@@ -187,7 +186,7 @@ PHASE = replace(TRACED, name="graph of a phase")
 SEVERAL = replace(TRACED, name="graph of several plans")
 DIVIDED = Form(
     "Divided",
-    lambda draft, before, rules: verify_divided(draft.divided),
+    lambda draft, before, state: verify_divided(draft.divided),
     lambda draft: format_divided(draft.divided),
 )
 WHOLE = replace(TRACED, name="graph of one plan")
@@ -216,7 +215,7 @@ CAPTURE_PASSES: tuple[Pass, ...] = (
 )
 
 
-def run(draft: Draft, rules: Rules, *forms: Form) -> Draft:
+def run(draft: Draft, state: State, *forms: Form) -> Draft:
     """Runs the passes that take one of these forms.
 
     Raises:
@@ -227,9 +226,9 @@ def run(draft: Draft, rules: Rules, *forms: Form) -> Draft:
         if step.takes not in forms:
             continue
         start, before = time.perf_counter(), draft
-        draft = step(before, rules)
+        draft = step(before, state)
         texts = draft.captured.texts
-        if draft is not before and rules.shows(step.name):
+        if draft is not before and state.shows(step.name):
             texts = {**texts, step.name: step.gives.text(draft)}
         seconds = {**draft.captured.seconds, step.name: time.perf_counter() - start}
         draft = replace(draft, captured=replace(draft.captured, seconds=seconds, texts=texts))
