@@ -275,8 +275,8 @@ class GraphCapture:
         """A graph that a plan may hold; PyTorch runs one that none can."""
         unchanged = runnable(draft.module, draft.captured.numbers)
         placeholders = draft.module.graph.find_nodes(op="placeholder")
-        draft = run(draft, self._state, WHOLE, CALL)
         try:
+            draft = run(draft, self._state, WHOLE, CALL)
             compiled = self._compile_graph(draft.captured, draft.phase)
             return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
         except Exception as error:
