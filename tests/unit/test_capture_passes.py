@@ -13,6 +13,8 @@ from torch.fx import GraphModule
 
 from torch_webgpu_compile.capture.control_flow import parts
 from torch_webgpu_compile.capture.control_flow.parts import Divided
+from torch_webgpu_compile.capture.eager.calls import TensorSpec
+from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.capture.graph import aot, passes
 from torch_webgpu_compile.capture.graph.passes import CAPTURE_PASSES, Draft, State
 from torch_webgpu_compile.capture.tracing import Rules
@@ -72,6 +74,15 @@ def test_parts_have_the_way_of_the_whole_graph() -> None:
         assert "aten.nonzero" in graph.texts["divide"]
         assert "return (Slot(" in graph.texts["divide"]
         assert f"_{k}" in graph.name or graph.name.count("_") == 2
+
+
+def test_eager_calls_run_the_last_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WEBGPU_DEBUG", "take_seeds")
+    arguments = TensorSpec(torch.float32, (4,), (1,)), 0.5, True
+    call = capture_call(aten.native_dropout.default, arguments, {}, native_operators())
+    assert list(call.captured.seconds) == ["take_seeds", "separate_complex"]
+    assert list(call.captured.texts) == ["take_seeds"]
+    assert "webgpu.seed" not in call.captured.texts["take_seeds"]
 
 
 def _draft() -> Draft:

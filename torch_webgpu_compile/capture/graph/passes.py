@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from ...captured import CapturedGraph, Phase
 from ...errors import VerificationError
+from ...options import resolve
 from ...passes import Form, Pass
 from ..complex_numbers.separation import separate_graph
 from ..control_flow.divided import Place
@@ -74,12 +75,13 @@ class State:
     Attributes:
         rules: what is recorded where a graph is traced again.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
-        shows: whether somebody wants to read what a pass gave, by the pass's name.
+        shows: whether somebody wants to read what a pass gave, by the pass's name; by default as
+            the environment says.
     """
 
     rules: Rules
     host_numbers: HostNumbers = lambda module: ()
-    shows: Callable[[str], bool] = lambda name: False
+    shows: Callable[[str], bool] = lambda name: resolve().shows(name)
 
 
 def aot_metadata() -> Any:
