@@ -31,21 +31,9 @@ from ..control_flow.parts import Call, HostNumbers, Part, calls_between
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions, own_rules_first
 from ..tracing import Rules, is_random
-from . import double_backward, dynamo, recompute, regions
+from . import double_backward, dynamo, passes, recompute, regions
 from .argument_views import token_count, with_views
-from .passes import (
-    CALL,
-    DYNAMO,
-    JOINT,
-    PHASE,
-    SEVERAL,
-    TRACED,
-    WHOLE,
-    Draft,
-    State,
-    aot_metadata,
-    run,
-)
+from .passes import Draft, State, aot_metadata
 from .refused import check_calls
 from .unstorable import (
     Reason,
@@ -159,7 +147,7 @@ class GraphCapture:
         """The compiled function of the arguments of Dynamo's graph."""
         misdescribed = dynamo.misdescribed(module)
         written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
-        self._rewrite(module, DYNAMO)
+        self._rewrite(module, passes.DYNAMO)
         trace = aot_autograd(
             fw_compiler=self.compile_forward,
             bw_compiler=self.compile_backward,
@@ -187,7 +175,7 @@ class GraphCapture:
         if reason is not None:
             return Uncompiled(graph, reason)
         draft = self._draft(graph, Phase("inference"), _static_inputs())
-        draft = _with_calls(run(draft, self._state, TRACED))
+        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
         is_plain = not draft.calls and _is_plain(graph, self.inputs, self.results)
         if not is_plain:
             # Who calls it without AOTAutograd has nobody to count changes: the graph does.
@@ -201,7 +189,7 @@ class GraphCapture:
         """The forward and the backward graph of a joint one."""
         self.refused = self._reported(reason_against(graph))
         self.is_random = any(map(is_random, graph.graph.nodes))
-        self._rewrite(graph, TRACED, JOINT)
+        self._rewrite(graph, passes.TRACED, passes.JOINT)
         with recompute.fusible_operators():
             halves = min_cut_rematerialization_partition(graph, *arguments, **keywords)
         self.backward_is_divided = bool(calls_between(halves[1].graph))
@@ -242,7 +230,7 @@ class GraphCapture:
 
     def _rewrite(self, graph: GraphModule, *forms: Form) -> None:
         """Runs passes on a graph of which others come."""
-        captured = run(self._draft(graph, Phase("joint")), self._state, *forms).captured
+        captured = passes.run(self._draft(graph, Phase("joint")), self._state, *forms).captured
         self.seconds, self.texts = captured.seconds, captured.texts
 
     def _reported(self, reason: Reason | None) -> Reason | None:
@@ -253,12 +241,14 @@ class GraphCapture:
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
         on_host = _results_on_host(draft.module, draft.phase.saved)
-        draft = run(draft, self._state, PHASE)
+        draft = passes.run(draft, self._state, passes.PHASE)
         compiled: BoxedFunction
         # Parts give and take tensors of that place: both graphs have some, or neither.
         if self.kept_at is not None or draft.calls:
             place = self._hooks.gpu() if self.kept_at is None else self.kept_at
-            compiled = self._compile_parts(run(replace(draft, place=place), self._state, SEVERAL))
+            compiled = self._compile_parts(
+                passes.run(replace(draft, place=place), self._state, passes.SEVERAL)
+            )
         else:
             compiled = self._compile_whole(draft)
         if draft.views.views:
@@ -276,7 +266,7 @@ class GraphCapture:
         unchanged = runnable(draft.module, draft.captured.numbers)
         placeholders = draft.module.graph.find_nodes(op="placeholder")
         try:
-            draft = run(draft, self._state, WHOLE, CALL)
+            draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
             compiled = self._compile_graph(draft.captured, draft.phase)
             return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
         except Exception as error:
@@ -314,8 +304,8 @@ class GraphCapture:
 
     def _compile_function(self, draft: Draft) -> BoxedFunction:
         """A function that a loop or a branch calls, whose results stay where it works."""
-        draft = _with_calls(run(draft, self._state, TRACED))
-        draft = run(draft, self._state, SEVERAL)
+        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
+        draft = passes.run(draft, self._state, passes.SEVERAL)
         assert draft.divided is not None
         stays = replace(draft.divided, devices=(None,) * len(draft.divided.devices))
         return self._compile_parts(replace(draft, divided=stays))
