@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report
+from .clocks import high_clocks
 from .goals import describe, needs_limits
 from .runner import SYSTEMS, Runner, Settings
 from .suites import SUITES, rows_of
@@ -36,7 +37,10 @@ def main() -> int:
         "limits": {},
         "cases": {},
     }
-    with Runner(settings, arguments.timeout, is_fresh, arguments.inductor_cache) as runner:
+    with (
+        high_clocks() as results["high_clocks"],
+        Runner(settings, arguments.timeout, is_fresh, arguments.inductor_cache) as runner,
+    ):
         results["machine"] = runner.machine()
         log("started", start)
         if "error" in results["machine"]:

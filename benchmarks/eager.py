@@ -25,6 +25,7 @@ from dataclasses import asdict
 from typing import Any
 
 from . import report
+from .clocks import high_clocks
 from .eager_cases import GROUPS, ROWS, Row
 from .eager_worker import FRESH, SYSTEMS
 from .generate import argument_parser, print_verdicts
@@ -137,7 +138,7 @@ def main() -> int:
     start = time.perf_counter()
     cases: dict[str, Any] = {}
     results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "small": arguments.small}
-    with runners(arguments) as running:
+    with high_clocks() as results["high_clocks"], runners(arguments) as running:
         machine: dict[str, Any] = {}
         for system, runner in running.items():
             if system != FRESH:  # which opens no GPU

@@ -7,28 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests import rotation
+pytest_plugins = ["tests.turns"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden`` rewrites committed texts, ``--every-case`` leaves nothing out."""
+    """``--update-golden`` rewrites committed texts."""
     golden = "rewrite tests/golden/*.txt and the texts in docs/architecture.md"
     parser.addoption("--update-golden", action="store_true", help=golden)
-    every = "run all cases of the tests that run in turn, see tests/rotation.py"
-    parser.addoption("--every-case", action="store_true", help=every)
-    one_of = "run one of so many shares of all tests, another one with every commit"
-    parser.addoption("--one-of", type=int, default=1, metavar="SHARES", help=one_of)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests whose turn it is not, unless they were asked for."""
-    named = config.option.keyword or config.option.markexpr or any("::" in a for a in config.args)
-    if config.option.every_case or named:
-        return
-    resting = rotation.resting(items, config.option.one_of)
-    if resting:
-        config.hook.pytest_deselected(items=list(resting))
-        items[:] = [item for item in items if item not in resting]
 
 
 @pytest.fixture
@@ -49,10 +34,10 @@ def captured(fresh: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def every_case(pytestconfig: pytest.Config) -> bool:
+@pytest.fixture
+def every_case(request: pytest.FixtureRequest) -> bool:
     """Whether a test should run all of its cases, not only those whose turn it is."""
-    return bool(pytestconfig.getoption("--every-case"))
+    return bool(request.config.pluginmanager.getplugin("turns").is_named(request.node))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ class Fault:
         old: a text that the file has once.
         new: what takes its place.
         tests: pytest's arguments: the files that are most likely to find it, the quickest first.
-            No single tests, as naming one leaves out no case (``tests/rotation.py``).
     """
 
     name: str

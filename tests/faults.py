@@ -78,7 +78,11 @@ def copied_tree() -> Iterator[Path]:
 
 def environment_of(copy: Path) -> dict[str, str]:
     """The environment of tests in a copy: it is what is imported, and no plans are kept on disk."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "TESTS_TURN": str(rotation.turn())}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "TESTS_TURN": str(rotation.turn_of_commit()),
+    }
     environment.pop("TORCH_WEBGPU_CACHE", None)
     return environment
 
@@ -153,8 +157,8 @@ def try_fault(fault: Fault, tests: Sequence[str], every_case: bool, seconds: flo
     with copied_tree() as copy:
         try:
             fault.make(copy)
-            arguments = ["-x", *(["--every-case"] if every_case else []), *(tests or fault.tests)]
-            status, output = run_tests(copy, arguments, seconds)
+            cases = "--every-case" if every_case else "--in-turn"
+            status, output = run_tests(copy, ["-x", cases, *(tests or fault.tests)], seconds)
         except (RuntimeError, ValueError) as error:
             return Result(fault, ERROR, time.monotonic() - start, str(error))
     return Result(fault, outcome(status, output), time.monotonic() - start, output)
@@ -220,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(result.output, flush=True)
         results.append(result)
     found = sum(result.is_found for result in results)
-    print(f"{found} of {len(results)} found, turn {rotation.turn()}")
+    print(f"{found} of {len(results)} found, turn {rotation.turn_of_commit()}")
     wrong = failures_without_fault(results)
     for name in wrong:
         print(f"fails without a fault too: {name}")

@@ -164,7 +164,7 @@ def _chosen(names: Iterable[str], arguments: argparse.Namespace) -> list[str]:
     if not wanted:
         shares = 1 if arguments.every_case else SHARES
         turn = rotation.turn()
-        wanted = [name for name in names if (rotation.mixed(name) + turn) % shares == 0]
+        wanted = [name for name in names if rotation.share_of(name, turn, shares) == 0]
     return sorted(wanted, key=rotation.mixed)
 
 

@@ -1,66 +1,146 @@
-"""Which share of the rotating tests a run takes: another one with every commit.
+"""Which tests a run takes of those that take turns.
 
-A test marked ``rotates(n)`` runs with every n-th commit, so that n commits together run all of it;
-the cases of a function are spread evenly over them. In a file that rotates, ``rotates(1)`` marks a
-test that runs each time, as no other one finds its fault (`tests.faults`). ``--every-case``
-(``scripts/nightly``) runs all of them, and so does naming tests: a file's path with ``::``, ``-k``
-or ``-m``. With ``--one-of 16`` all tests take turns, and those that rotate 16 times as slowly.
+A test marked ``rotates(n)`` takes part in one run of n; the cases of a function are spread evenly
+over the runs. In a file that rotates, ``rotates(1)`` marks a test that runs each time, as no other
+one finds its fault (`tests.faults`). `tests.turns` asks here with what it knows from the ledger
+(`tests.ledger`): then a run takes as many as are a share, those first that passed longest ago.
+Without a ledger the commit decides.
+
+A turn is a number. The share of a key moves with it by the golden section, not by one: whatever
+constant number of turns lies between two runs (pushes of several commits, runs of other folders),
+all shares come, evenly. Between runs of each turn, a share of n waits 2 n turns at most.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test that takes turns.
+
+    Attributes:
+        test: its node id.
+        function: whose case it is.
+        shares: it takes part in one run of so many.
+    """
+
+    test: str
+    function: str
+    shares: int
+
+    @property
+    def path(self) -> str:
+        """The file that the test is in."""
+        return self.test.partition("::")[0]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of a test.
+
+    Attributes:
+        passed: when it last passed, in seconds since 1970; None if it never has.
+        failed: the turn in which it failed, if it failed when it last ran.
+        seconds: that it took.
+    """
+
+    passed: float | None = None
+    failed: int | None = None
+    seconds: float | None = None
+
+
+NEVER = Past()
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(
+        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, check=True, text=True
+    )
+    return found.stdout.strip()
+
 
 @cache
-def turn() -> int:
-    """The number of commits so far; ``TESTS_TURN`` where it is set, 0 without git's history."""
+def turn_of_commit() -> int:
+    """``TESTS_TURN`` where it is set; else a number for HEAD, 0 without git.
+
+    It is the number of steps along first parents, which grows by one with each commit and each
+    merge. In a shallow clone, which does not know it, it is drawn by the commit's name: n runs
+    then leave out 37% of what is in one share of n, 3 n runs 5%.
+    """
     chosen = os.environ.get("TESTS_TURN")
     if chosen is not None:
         return int(chosen)
-    command = ["git", "rev-list", "--count", "HEAD"]
     try:
-        found = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, check=True, text=True
-        )
+        if _git("rev-parse", "--is-shallow-repository") == "true":
+            return mixed(_git("rev-parse", "HEAD"))
+        return int(_git("rev-list", "--count", "--first-parent", "HEAD"))
     except (OSError, subprocess.CalledProcessError):
         return 0
-    return int(found.stdout)
+
+
+_turns: list[int] = []
+
+
+def use_turn(turn: int | None) -> None:
+    """Makes a turn that of `turn` from here on; None: the commit's."""
+    _turns[:] = [] if turn is None else [turn]
+
+
+def turn() -> int:
+    """The turn of this run, while a test that failed runs again that in which it did."""
+    return _turns[0] if _turns else turn_of_commit()
 
 
 def mixed(key: str) -> int:
-    """A number that depends on ``key`` alone, the same in every process."""
+    """A number of 32 bits that depends on ``key`` alone, the same in every process."""
     return zlib.crc32(key.encode())
+
+
+def share_of(key: str, turn: int, shares: int) -> int:
+    """Whose turn it is of ``shares`` shares: for one key another with each turn."""
+    angle = (mixed(key) / 2**32 + turn * _GOLDEN) % 1
+    return int(angle * shares)
 
 
 def picked(key: str, choices: Sequence[T]) -> T:
     """One of ``choices``: for one key another with each turn, in one turn spread over the keys."""
-    return choices[(mixed(key) + turn()) % len(choices)]
+    return choices[share_of(key, turn(), len(choices))]
 
 
-def resting(items: Iterable[Any], one_of: int = 1) -> set[Any]:
-    """Those of pytest's items whose turn it is not.
-
-    Args:
-        one_of: a run takes one of so many shares of what it would take otherwise.
-    """
-    families: dict[tuple[str, int], list[Any]] = {}
-    for item in items:
-        marker = item.get_closest_marker("rotates")
-        shares = one_of * (1 if marker is None else marker.args[0])
-        families.setdefault((item.nodeid.partition("::")[0], shares), []).append(item)
-    left = set()
-    for (path, shares), members in families.items():
+def chosen(cases: Collection[Case], turn: int, past: Mapping[str, Past] | None = None) -> set[str]:
+    """The tests whose turn it is, by node id; all that failed when they last ran are among them."""
+    past = past or {}
+    families: dict[Hashable, list[Case]] = {}
+    for case in cases:
+        families.setdefault((case.path, case.shares), []).append(case)
+    found = set[str]()
+    for members in families.values():
         # Functions stay together, so that each turn has some of every function's cases.
-        members.sort(key=lambda item: (item.originalname, mixed(item.nodeid)))
-        first = mixed(path) + turn()  # not the first test of every file in the same turn
-        left |= {item for k, item in enumerate(members) if (k + first) % shares != 0}
-    return left
+        members.sort(key=lambda case: (case.function, mixed(case.test)))
+        path, shares = members[0].path, members[0].shares
+        first = share_of(path, turn, shares)
+        waits = {case.test: (k - first) % shares for k, case in enumerate(members)}
+        count = sum(wait == 0 for wait in waits.values())
+
+        def age(test: str, waits: Mapping[str, int] = waits) -> tuple[bool, float, int]:
+            known = past.get(test, NEVER)
+            passed = -math.inf if known.passed is None else known.passed
+            return known.failed is None, passed, waits[test]
+
+        failed = sum(past.get(test, NEVER).failed is not None for test in waits)
+        found.update(sorted(waits, key=age)[: max(count, failed)])
+    return found

@@ -22,6 +22,8 @@ environment                      ``options={...}``     meaning
                                                        always, 0 never
 ``TORCH_WEBGPU_TRAINERS``        –                     0: accelerate, Trainer and Lightning do not
                                                        take the device; see `device.patches`
+``TORCH_WEBGPU_HOLD_CLOCK``      –                     1: an NVIDIA GPU keeps its clock up between
+                                                       calls; see `runtime.nvidia_clock`
 –                                ``"fusion"``          False: one kernel per node (debugging)
 ===============================  ====================  ==========================================
 
@@ -186,8 +188,14 @@ _OPTIONS: dict[str, Parser] = {
     "fusion": _flag,
 }
 
-# Flags that `device.autoload` and `device.patches.accelerator` read.
-_OF_THE_DEVICE = ("TORCH_WEBGPU_DEVICE", "TORCH_WEBGPU_TRAINERS")
+# Flags of the process: `device.autoload`, `device.patches.accelerator` and `holds_clock` read them.
+_HOLD_CLOCK = "TORCH_WEBGPU_HOLD_CLOCK"
+_OF_THE_PROCESS = ("TORCH_WEBGPU_DEVICE", "TORCH_WEBGPU_TRAINERS", _HOLD_CLOCK)
+
+
+def holds_clock() -> bool:
+    """Whether an NVIDIA GPU is to keep its clock up. Raises OptionError for another value."""
+    return _flag(_HOLD_CLOCK, os.environ.get(_HOLD_CLOCK) or "0")
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> CompileOptions:
@@ -200,11 +208,11 @@ def from_environment(environment: Mapping[str, str] | None = None) -> CompileOpt
     for name, value in variables.items():
         if not name.startswith("TORCH_WEBGPU_") or value == "":
             continue
-        if name in _OF_THE_DEVICE:
+        if name in _OF_THE_PROCESS:
             _flag(name, value)
             continue
         if name not in _ENVIRONMENT:
-            known = ", ".join(sorted([*_ENVIRONMENT, *_OF_THE_DEVICE]))
+            known = ", ".join(sorted([*_ENVIRONMENT, *_OF_THE_PROCESS]))
             raise OptionError(f"unknown environment variable {name}; known: {known}")
         field, parse = _ENVIRONMENT[name]
         found[field] = parse(name, value)

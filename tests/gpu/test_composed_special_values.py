@@ -83,7 +83,7 @@ def beside_wide_integers() -> Iterator[str]:
 
 @pytest.mark.parametrize("expressions", [same_operand, nested, chains, known, beside_wide_integers])
 def test_as_eager(expressions: Callable[[], Iterator[str]], every_case: bool) -> None:
-    """All of them in eight commits."""
+    """One in eight of them in each run."""
     x, y, z = (t.flatten() for t in torch.meshgrid(NUMBERS, NUMBERS, NUMBERS, indexing="ij"))
     k = torch.arange(x.numel())
     b = z > 0

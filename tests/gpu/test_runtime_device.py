@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_plans import add_plan, chain_plan
 
+from tests.gpu.runtime_plans import add_plan, chain_plan
 from tests.providers import PROVIDERS, device_of, environment, require
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.runtime import transfer
@@ -337,9 +337,9 @@ def test_threads_with_one_executor(device: Device) -> None:
 
 def run_python(code: str, provider: str, first: str = "") -> subprocess.CompletedProcess[str]:
     prelude = (
-        "import sys; sys.path.insert(0, 'tests/gpu')\n"
+        "import sys\n"
         "import numpy as np\n"
-        "from runtime_plans import add_plan\n"
+        "from tests.gpu.runtime_plans import add_plan\n"
         "from torch_webgpu_compile import errors\n"
         "from torch_webgpu_compile.runtime.device import open_device\n"
         "from torch_webgpu_compile.runtime.executor import Executor\n"
@@ -384,7 +384,7 @@ def is_done():
 # A driver on the CPU is busy compiling for a while when such a kernel first runs.
 SUBMIT = """
 from dataclasses import replace
-from runtime_plans import ADD, ADD_KERNEL
+from tests.gpu.runtime_plans import ADD, ADD_KERNEL
 long = " + ".join(f"sin(a[id.x] * {k}.5) / cos(b[id.x] + {k}.5)" for k in range(100))
 kernel = replace(ADD_KERNEL, wgsl=ADD.replace("a[id.x] + b[id.x]", long))
 slow = Executor(replace(add_plan(64), kernels=(kernel,)), device).bind()

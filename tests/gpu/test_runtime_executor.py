@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_plans import (
+
+from tests.gpu.runtime_plans import (
     ADD_KERNEL,
     SCALE_KERNEL,
     add_plan,
@@ -20,7 +21,6 @@ from runtime_plans import (
     on_gpu,
     plan,
 )
-
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep

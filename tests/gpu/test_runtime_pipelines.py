@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runtime_plans import (
+
+from tests.gpu.runtime_plans import (
     ADD,
     ADD_KERNEL,
     add_plan,
@@ -17,7 +18,6 @@ from runtime_plans import (
     on_gpu,
     read,
 )
-
 from tests.interrupts import count_places, interrupt
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors

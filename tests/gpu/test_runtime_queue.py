@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runtime_plans import (
+
+from tests.gpu.runtime_plans import (
     add_plan,
     chain_plan,
     floats,
     on_gpu,
     read,
 )
-
 from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile import errors
 from torch_webgpu_compile.plan.model import Dispatch

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from runtime_plans import (
+
+from tests.gpu.runtime_plans import (
     SCALE_KERNEL,
     add_plan,
     buffer,
@@ -17,7 +18,6 @@ from runtime_plans import (
     plan,
     read,
 )
-
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor

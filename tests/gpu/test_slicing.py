@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from runtime_plans import (
+
+import torch_webgpu_compile
+from tests.compilations import compile_function
+from tests.compiling import compiled, native
+from tests.golden.graphs import GRAPHS
+from tests.gpu.runtime_plans import (
     ADD_KERNEL,
     add_plan,
     buffer,
@@ -21,11 +26,6 @@ from runtime_plans import (
     plan,
     read,
 )
-
-import torch_webgpu_compile
-from tests.compilations import compile_function
-from tests.compiling import compiled, native
-from tests.golden.graphs import GRAPHS
 from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile.errors import IndexOutOfRangeError
 from torch_webgpu_compile.plan.model import USER_KERNEL, Kernel, KernelBinding

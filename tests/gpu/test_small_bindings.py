@@ -1,6 +1,6 @@
 """Tensors beyond the binding limit, after small ones: `small_bindings_program`, on a small device.
 
-An eighth of the cases with every commit; `python -m tests.trust --only small_bindings` runs all.
+An eighth of the cases in each run; `python -m tests.trust --only small_bindings` runs all.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from model_checks import BACKEND
+
+from tests.models.model_checks import BACKEND
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_checks import BACKEND
+
+from tests.models.model_checks import BACKEND
 
 pytestmark = pytest.mark.rotates(6)
 

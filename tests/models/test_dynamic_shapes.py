@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_checks import BACKEND, compiled, no_fallbacks, plans_compiled
-from test_training import LanguageModel, convnet
 from torch import Tensor, nn
 from torch.testing import assert_close
+
+from tests.models.model_checks import BACKEND, compiled, no_fallbacks, plans_compiled
+from tests.models.test_training import LanguageModel, convnet
 
 pytestmark = pytest.mark.rotates(6)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_checks import DTYPES, check_forward
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from tests.models.model_checks import DTYPES, check_forward
 
 pytestmark = pytest.mark.rotates(12)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_checks import check_forward
 from torch import Tensor, nn
+
+from tests.models.model_checks import check_forward
 
 pytestmark = pytest.mark.rotates(9)
 

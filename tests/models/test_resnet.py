@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from model_checks import check_forward
-from resnet import resnet18, resnet50
 from torch import Tensor, nn
+
+from tests.models.model_checks import check_forward
+from tests.models.resnet import resnet18, resnet50
 
 pytestmark = pytest.mark.rotates(6)
 

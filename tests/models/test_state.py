@@ -6,15 +6,16 @@ import copy
 
 import pytest
 import torch
-from model_checks import (
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from tests.models.model_checks import (
     BACKEND,
     check_forward,
     compiled,
     no_fallbacks,
     tensors_of,
 )
-from torch import Tensor, nn
-from torch.testing import assert_close
 
 pytestmark = pytest.mark.rotates(3)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_checks import BACKEND, compiled, no_fallbacks
-from test_training import TransformerBlock
 from torch import Tensor, nn
 from torch.testing import assert_close
+
+from tests.models.model_checks import BACKEND, compiled, no_fallbacks
+from tests.models.test_training import TransformerBlock
 
 pytestmark = pytest.mark.rotates(9)
 

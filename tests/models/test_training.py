@@ -7,9 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from model_checks import assert_as_accurate, check_training_step, compiled, no_fallbacks
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.models.model_checks import (
+    assert_as_accurate,
+    check_training_step,
+    compiled,
+    no_fallbacks,
+)
 
 pytestmark = pytest.mark.rotates(11)
 

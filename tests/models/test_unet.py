@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
-from model_checks import check_forward
+
+from tests.models.model_checks import check_forward
 
 pytestmark = pytest.mark.rotates(6)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_checks import DTYPES, check_forward
 from transformers import ViTConfig, ViTForImageClassification
+
+from tests.models.model_checks import DTYPES, check_forward
 
 pytestmark = pytest.mark.rotates(3)
 

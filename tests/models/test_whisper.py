@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_checks import DTYPES, check_forward
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from tests.models.model_checks import DTYPES, check_forward
 
 pytestmark = pytest.mark.rotates(6)
 

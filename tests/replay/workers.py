@@ -123,6 +123,8 @@ def _next(waiting: SimpleQueue[str]) -> str | None:
 def _start(tree: Tree, folder: Path, targets: str, output: IO[str]) -> subprocess.Popen[str]:
     settings = {
         "PYTHONPATH": os.pathsep.join(map(str, (tree.root, tree.programs))),
+        # Some of PyTorch's operator samples come in the order of a set.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

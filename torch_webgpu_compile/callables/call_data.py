@@ -10,12 +10,13 @@ from ..runtime.device import Device, GpuBuffer
 
 
 class CallData:
-    """Memory for numbers and seeds of calls: a few buffers in turn, so that bind groups last.
+    """Memory for numbers and seeds of calls: buffers in turn, so that bind groups last.
 
     What comes twice in a row, such as the eps of a norm, stays in memory of its own.
     """
 
-    _MOST = 8
+    _MOST_KEPT = 8
+    _MOST_USED = 128  # by two batches: a stream of random calls takes one for each
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -30,7 +31,7 @@ class CallData:
             return kept
         if len(data) >= SMALL_NBYTES:
             return self._device.upload_new(data)
-        if data == self._last and len(self._kept) < self._MOST:
+        if data == self._last and len(self._kept) < self._MOST_KEPT:
             kept = self._kept[data] = self._device.upload_new(data, SMALL_USAGE)
             return kept
         self._last = data
@@ -51,5 +52,5 @@ class CallData:
         """
         batch = self._device.queue.batch
         for buffer in buffers:
-            if len(self._used) < self._MOST and buffer.nbytes == SMALL_NBYTES:
+            if len(self._used) < self._MOST_USED and buffer.nbytes == SMALL_NBYTES:
                 self._used.append((buffer, batch))

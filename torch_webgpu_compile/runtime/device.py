@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
-from ..options import CompileOptions
+from ..options import CompileOptions, holds_clock
 from ..plan.model import Kernel
 from ..target import Target
+from . import nvidia_clock
 from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters, open_library
 from .allocation_history import History, history_of, record
 from .buffers import (
@@ -445,6 +446,8 @@ def create_device(provider: str, info: AdapterInfo, adapter: Any, checked: bool)
             f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "
             "with TORCH_WEBGPU_ADAPTER or update its driver"
         ) from error
+    if info.vendor == "nvidia" and holds_clock():
+        nvidia_clock.keep_high(info.name)
     if info.type == "cpu":
         library.awake_seconds = 0.0  # the time of a thread that is awake is taken from the work
     return Device(info, NativeBackend(library), checked)

@@ -28,7 +28,7 @@ ALWAYS = [
     ("backward", torch.float32, 1),
     ("out", torch.float32, 1),
 ]
-# Of these one with every commit, for a sixth of the operators.
+# Of these one in each run, for a sixth of the operators.
 IN_TURN = [
     ("compiled", torch.float32, 1),
     ("inplace", torch.float32, 1),
@@ -40,7 +40,7 @@ IN_TURN = [
     ("forward", torch.float16, 1),
     ("forward", torch.bfloat16, 1),
 ]
-# What an operator has besides `ALWAYS`, one of them by commit.
+# What an operator has besides `ALWAYS`, one of them in each run.
 CHOICES = [*([one] for one in IN_TURN), *([] for _ in 5 * IN_TURN)]
 
 PAGE = Coverage.load(DATA)
