@@ -133,11 +133,14 @@ def compile_module(
     with showing("a graph"):
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
-            on_host=fallbacks.on_fallback(options.fallback),
-            on_whole=keep,
-            gpu=gpu,
-            host_numbers=host_numbers,
-            fill=residents.fill,
+            aot.Hooks(
+                on_host=fallbacks.on_fallback(options.fallback),
+                on_whole=keep,
+                gpu=gpu,
+                host_numbers=host_numbers,
+                fill=residents.fill,
+                shows=options.shows if observer is None else lambda name: True,
+            ),
         )
 
 

@@ -51,10 +51,24 @@ from ..torch_private import (
     tree_map_only,
 )
 from .decompositions.table import is_composite
+from .fx_graphs import add_argument
 
 aten = torch.ops.aten
 
 _COMPOSITE = DispatchKey.CompositeExplicitAutograd
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is recorded.
+
+    Attributes:
+        decompositions: rules for operators that are not.
+        native: operators that are although they are composite.
+    """
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    native: frozenset[OpOverload]
 
 
 @dataclass(frozen=True)
@@ -82,8 +96,7 @@ def trace(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     mode: FakeTensorMode,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     *,
     mutates: bool,
     lift: Callable[[Tensor], Tensor] | None = None,
@@ -93,53 +106,45 @@ def trace(
     Args:
         function: may change its tensors in place if ``mutates``.
         inputs: fake tensors of ``mode``, one per placeholder; anything else is a constant.
-        decompositions: rules for operators that are not recorded.
-        native: operators that are recorded although they are composite.
         lift: gives a fake tensor of ``mode`` for a tensor that the function has from elsewhere:
             these are inputs, too, behind the others. Without it they are constants.
 
     Raises:
         UnsupportedOp: the call cannot be made functional.
     """
-    recorder = Recorder(decompositions, native, lift)
+    recorder = Recorder(rules, lift)
     with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = run(recorder, function, inputs, mutates=mutates)
         if recorder.is_functional:
             return traced
-        again = _functional(traced, [*inputs, *traced.captured], decompositions, native)
+        again = _functional(traced, [*inputs, *traced.captured], rules)
         return replace(again, captured=traced.captured)
 
 
-def _functional(
-    traced: Traced,
-    inputs: Sequence[Any],
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
-) -> Traced:
+def _functional(traced: Traced, inputs: Sequence[Any], rules: Rules) -> Traced:
     """A graph recorded once more, without the in-place operators that decompositions brought."""
-    recorder = Recorder(decompositions, native)
-    for number, value in enumerate(inputs):
-        recorder.input(f"arg{number}", value)
+    recorder = Recorder(rules)
+    module = traced.module
 
     def replay(*values: Any) -> Any:
-        known: dict[Node, Any] = {}
-        placeholders = iter(values)
-        for node in traced.module.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = next(placeholders)
-            elif node.op == "get_attr":
-                known[node] = getattr(traced.module, str(node.target))
-            else:
-                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
-                known[node] = node.target(*args, **kwargs)
+        known = recorder.replay(module, values, lambda name: getattr(module, name))
         return tree_map_only(Node, known.__getitem__, traced.results)
 
-    found = run(recorder, replay, inputs, mutates=True)
+    return run_functional(recorder, replay, inputs)
+
+
+def run_functional(
+    recorder: Recorder, function: Callable[..., Any], inputs: Sequence[Any]
+) -> Traced:
+    """Records ``function(*inputs)``, whose inputs the recorder does not know; see `trace`."""
+    for number, value in enumerate(inputs):
+        recorder.input(f"arg{number}", value)
+    found = run(recorder, function, inputs, mutates=True)
     if not recorder.is_functional:
         raise UnsupportedOp(
-            "decomposition", "it changes a tensor in a way that cannot be traced", "report this"
+            "trace", "it changes a tensor in a way that cannot be captured", "report this"
         )
     return found
 
@@ -260,23 +265,34 @@ def _write_back(
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
 
-    def __init__(
-        self,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
-        lift: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, rules: Rules, lift: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lift = lift
         self._captured: list[Tensor] = []
         self.graph = Graph()
         self.is_functional = True
-        self._decompositions = decompositions
-        self._native = native
+        self._decompositions, self._native = rules.decompositions, rules.native
         self._nodes: dict[int, Node] = {}
         self.stack_trace: str | None = None  # of the user's code that is being recorded
         self._kept: list[Any] = []  # keeps the keys of `_nodes` from being reused
         self._constants: dict[str, Any] = {}
+
+    def replay(
+        self, module: GraphModule, inputs: Sequence[Any], attribute: Callable[[str], Any]
+    ) -> Mapping[Node, Any]:
+        """Calls what a graph calls, while it records; what its nodes give."""
+        known: dict[Node, Any] = {}
+        placeholders = iter(inputs)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(placeholders)
+            elif node.op == "get_attr":
+                known[node] = attribute(str(node.target))
+            else:
+                self.stack_trace = node.meta.get("stack_trace")
+                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+                known[node] = node.target(*args, **kwargs)
+        return known
 
     def input(self, name: str, value: Any) -> None:
         """Makes a placeholder."""
@@ -529,13 +545,10 @@ def take_seeds(graph: GraphModule) -> int:
     if not nodes:
         return 0
     like = nodes[0].meta["val"]
-    arguments = graph.graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(before):
-        seeds = graph.graph.placeholder("seeds")
     with like.fake_mode:
-        seeds.meta["val"] = torch.empty((len(nodes), 2), dtype=torch.int32)
+        rows = torch.empty((len(nodes), 2), dtype=torch.int32)
         row = torch.empty((2,), dtype=torch.int32)
+    seeds = add_argument(graph.graph, "seeds", rows)
     for index, node in enumerate(nodes):
         with graph.graph.inserting_before(node):
             taken = graph.graph.call_function(aten.select.int, (seeds, 0, index))

@@ -23,7 +23,6 @@ from ..runtime.limits import copy_bytes_per_second
 from ..runtime.queue import Recording
 from ..symbolic.sizes import Expr, evaluate
 from ..target import Machine
-from . import debug
 from .graph_report import (
     GraphReport,
     HostReport,
@@ -224,8 +223,7 @@ def _graph_report(
             return 0  # never called: the sizes are unknown
         return evaluate(expr, sizes or {})
 
-    texts = {"fx": debug.fx_text(state.captured)}
-    texts |= state.texts()
+    texts = {**state.captured.texts, "fx": state.captured.text, **state.texts()}
     inner = plan.preparation  # of parameters and buffers alone
     prepared = () if inner is None else _steps(inner, number, range(len(inner.inputs)))
     return GraphReport(

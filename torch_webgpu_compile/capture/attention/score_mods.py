@@ -32,7 +32,7 @@ from ...torch_ops.elementwise import (
 )
 from ...torch_ops.score_functions import ScoreFunction
 from ...torch_private import FakeTensorMode, _disable_current_modes, detect_fake_mode, tree_map_only
-from ..tracing import Traced, clean_dispatch, trace
+from ..tracing import Rules, Traced, clean_dispatch, trace
 
 aten = torch.ops.aten
 
@@ -381,7 +381,8 @@ def _traced(
                 for b in layouts
             ]
         try:
-            traced = trace(function, inputs, mode, core_decompositions(), frozenset(), mutates=True)
+            rules = Rules(core_decompositions(), frozenset())
+            traced = trace(function, inputs, mode, rules, mutates=True)
         except Exception as error:  # of a function that takes single numbers only, or is wrong
             raise NotElementwise(str(error)) from error
     if traced.mutated or not isinstance(traced.results, Node):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,6 @@ from ...torch_private import (
     FakeTensorMode,
     GuardOnDataDependentSymNode,
     HigherOrderOperator,
-    OpOverload,
     _disable_current_modes,
     _get_mkldnn_enabled,
     _get_nnpack_enabled,
@@ -45,7 +44,7 @@ from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
 from ..patches import compiling_flag
 from ..refusals import refusal
-from ..tracing import Recorder
+from ..tracing import Recorder, Rules
 from .functions import PythonFunctions
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
@@ -91,14 +90,13 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         mode: FakeTensorMode,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        rules: Rules,
     ) -> None:
-        super().__init__({}, _Everything())
+        super().__init__(Rules({}, _Everything()))
         self.supports_higher_order_operators = True
         self.states: dict[str, Tensor] = {}
         self._mode = mode
-        self._functions = PythonFunctions(mode, self.stand_in, decompositions, native)
+        self._functions = PythonFunctions(mode, self.stand_in, rules)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -186,14 +184,13 @@ class _Rewrites(TorchFunctionMode):
 def record(
     inputs: ExportInputs,
     names: Names,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     autocast: torch.dtype | None = None,
 ) -> Recorded:
     """Records one call.
 
     Args:
-        decompositions, native: as for `tracing.trace`, of the functions of loops and branches.
+        rules: as for `tracing.trace`, of the functions of loops and branches.
         autocast: of autocast around the call, if any.
 
     Raises:
@@ -202,7 +199,7 @@ def record(
     """
     before = _Snapshot(names)
     try:
-        recorder = _CallRecorder(inputs.mode, decompositions, native)
+        recorder = _CallRecorder(inputs.mode, rules)
         recorded = _record(recorder, inputs, autocast, before)
         kept = before.new_gradients()
         before.restore()
@@ -211,7 +208,7 @@ def record(
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)
             before = _Snapshot(names)
-            recorder = _CallRecorder(inputs.mode, decompositions, native)
+            recorder = _CallRecorder(inputs.mode, rules)
             again = _record(recorder, inputs, autocast, before)
             gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
             if any(key_of(state) in gradients for state in again.states.values()):

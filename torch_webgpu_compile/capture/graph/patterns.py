@@ -137,21 +137,28 @@ def _is_nested(node: torch.fx.Node) -> bool:
     return any(isinstance(value, Tensor) and value.is_nested for value in found)
 
 
-def rewrite_calls(module: torch.fx.GraphModule) -> int:
-    """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
+def replace_attention(module: torch.fx.GraphModule) -> int:
+    """Finds written-out attention in a Dynamo graph and its nested graphs; how many there were."""
+    return _each(module, matching.replace_written_attention)
 
-    In place; gives the number of changes.
-    """
+
+def replace_calls(module: torch.fx.GraphModule) -> int:
+    """Applies `REWRITES` in a Dynamo graph and its nested graphs; the number of changes."""
+    return _each(module, _replace_calls)
+
+
+def _replace_calls(graph: torch.fx.Graph) -> int:
+    found = [n for n in graph.nodes if n.op == "call_function" and n.target in REWRITES]
+    found = [node for node in found if not _is_nested(node)]
+    for node in found:
+        node.target = REWRITES[node.target]
+    return len(found)
+
+
+def _each(module: torch.fx.GraphModule, rewrite: Callable[[torch.fx.Graph], int]) -> int:
     count = 0
     for inner in module.modules():
-        if not isinstance(inner, torch.fx.GraphModule):
-            continue
-        found = matching.replace_written_attention(inner.graph)
-        for node in inner.graph.nodes:
-            if node.op == "call_function" and node.target in REWRITES and not _is_nested(node):
-                node.target = REWRITES[node.target]
-                found += 1
-        if found:
+        if isinstance(inner, torch.fx.GraphModule) and (found := rewrite(inner.graph)):
             inner.recompile()
-        count += found
+            count += found
     return count
