@@ -32,6 +32,7 @@ from .errors import (
     InputError,
     OptionError,
     OutOfMemoryError,
+    PyTorchVersionError,
     ShaderError,
     UnsupportedOp,
     VerificationError,
@@ -66,6 +67,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "Profile",
+    "PyTorchVersionError",
     "Report",
     "ShaderError",
     "UnsupportedOp",
@@ -122,14 +124,13 @@ def _register() -> None:
     except PackageNotFoundError:
         pass
     try:
-        from torch._dynamo.backends import registry
+        import torch  # noqa: F401
     except ImportError:
         return  # bundles run without PyTorch
+    from .torch_private import _BACKENDS
 
-    if "webgpu" not in registry._BACKENDS:
-        registry._BACKENDS["webgpu"] = EntryPoint(
-            "webgpu", "torch_webgpu_compile.backend:webgpu", group
-        )
+    if _BACKENDS is not None and "webgpu" not in _BACKENDS:
+        _BACKENDS["webgpu"] = EntryPoint("webgpu", "torch_webgpu_compile.backend:webgpu", group)
 
 
 _register()

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import is_tensor
-from torch.utils._pytree import tree_leaves
 
-from . import fallbacks
+from . import fallbacks, patches
 from .callables import artifact, saved_on_gpu
 from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
@@ -34,6 +33,7 @@ from .errors import DeviceError, DeviceLostError, OutOfMemoryError
 from .inspection import progress
 from .options import CompileOptions, resolve
 from .runtime.device import Device, device_for, opened_devices, reopened
+from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
 
 
@@ -135,11 +135,14 @@ def compile_module(
     with showing("a graph"):
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
-            on_host=fallbacks.on_fallback(options.fallback),
-            on_whole=keep,
-            gpu=gpu,
-            host_numbers=host_numbers,
-            fill=saved_on_gpu.fill,
+            aot.Hooks(
+                on_host=fallbacks.on_fallback(options.fallback),
+                on_whole=keep,
+                gpu=gpu,
+                host_numbers=host_numbers,
+                fill=saved_on_gpu.fill,
+                shows=options.shows if observer is None else lambda name: True,
+            ),
         )
 
 
@@ -182,5 +185,7 @@ def _open_default() -> None:
         device_for(resolve(None, None))
 
 
-dynamo.set_defaults()
+versions.check(torch.__version__, patches.warn)
+patches.install(patches.When.BACKEND)
+dynamo.keep_device_guard()
 dynamo.on_first_compile(_open_default)

@@ -17,7 +17,7 @@ import torch
 
 from . import fallbacks
 from .callables.signature import Signature
-from .captured import CapturedGraph, Phase
+from .captured import CapturedGraph, Phase, verify_captured
 from .codegen import generate
 from .codegen.hardening import harden
 from .counters import counters
@@ -34,6 +34,7 @@ from .lowering.graph import lower
 from .lowering.registry import LOWERINGS, register_all
 from .lowering.symbols import unknown_integers
 from .options import CompileOptions
+from .passes import Form, Pass
 from .plan import cache as plan_cache
 from .plan.cache_folder import digest_of
 from .plan.model import KernelCall, Plan
@@ -64,6 +65,7 @@ from .scheduler.rewrites.split import (
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
 from .target import Target
+from .torch_private import OpOverload
 from .tuning import machines
 from .tuning.autotune import Tune, tilings_for
 
@@ -78,7 +80,8 @@ class Compilation:
         tune: measures kernels on the GPU, if that is wanted.
         lanes: what the graph is one of, if it is one of many.
         results: what each pass so far gave, by the pass's name.
-        seconds: how long each pass and the verification of its result took, by the pass's name.
+        seconds: how long each pass and the verification of its result took, by the pass's name;
+            first those of capture.
         fallbacks: operators that run on the host.
         depends_on_determinism: whether the result is another one with the other value of
             ``options.deterministic`` or ``options.fill_empty``.
@@ -146,47 +149,6 @@ class Kernels:
     calls: tuple[KernelCall | HostCall, ...]
 
 
-@dataclass(frozen=True)
-class Form:
-    """The type of a pass's argument or result, with its verifier and its printer.
-
-    Attributes:
-        name: the type's name.
-        verify: raises VerificationError where it breaks a rule; also given the pass's argument,
-            which has been verified, and the target.
-        text: for a person to read.
-    """
-
-    name: str
-    verify: Callable[[Any, Any, Target], None]
-    text: Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A step of compilation.
-
-    Attributes:
-        name: also the stage's name in ``TORCH_WEBGPU_DEBUG``.
-        takes, gives: its argument and its result. A pass that changes nothing gives its argument.
-        run: makes the result; what it needs besides is in the compilation's state.
-        fusion: run only where ``options.fusion`` is this; None: always.
-        needed: whether no plan can be made without it, though it gives what it takes.
-    """
-
-    name: str
-    takes: Form
-    gives: Form
-    run: Callable[[Any, Compilation], Any]
-    fusion: bool | None = None
-    needed: bool = False
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether a plan that is right, if slower, is made without it."""
-        return self.takes is self.gives and not self.needed
-
-
 def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
     report = fallbacks.on_fallback(state.options.fallback)
 
@@ -239,32 +201,28 @@ def _plan(program: Program[Kernels], state: Compilation) -> Plan:
 # ---- what passes take and give
 
 
-def _verify_captured(captured: CapturedGraph, before: object, target: Target) -> None:
-    """PyTorch verifies FX graphs."""
-
-
-def _verify_graph(graph: LoopGraph, before: object, target: Target) -> None:
+def _verify_graph(graph: LoopGraph, before: object, state: Compilation) -> None:
     verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
 
 
-def _verify_kernels(program: Program[Kernels], before: object, target: Target) -> None:
+def _verify_kernels(program: Program[Kernels], before: object, state: Compilation) -> None:
     """Kernels are verified by the WGSL compiler."""
 
 
-def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, target: Target) -> None:
+def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, state: Compilation) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
     verify_prepared(program)
 
 
-def _verify_groupings(program: Program[Grouping], before: object, target: Target) -> None:
+def _verify_groupings(program: Program[Grouping], before: object, state: Compilation) -> None:
     for part in program.parts:
         verify_grouping(part)
 
 
-def _verify_schedules(program: Program[Schedule], before: object, target: Target) -> None:
+def _verify_schedules(program: Program[Schedule], before: object, state: Compilation) -> None:
     for part in program.parts:
-        verify_schedule(part, target)
+        verify_schedule(part, state.target)
     verify_prepared(program.map(lambda schedule: schedule.graph))
 
 
@@ -272,7 +230,11 @@ def _of_parts(text: Callable[[Any], str]) -> Callable[[Program[Any]], str]:
     return lambda program: "\n".join(map(text, program.parts))
 
 
-CAPTURED = Form("CapturedGraph", _verify_captured, debug.fx_text)
+CAPTURED = Form(
+    "CapturedGraph",
+    lambda captured, before, state: verify_captured(captured, state.phase),
+    lambda captured: captured.text,
+)
 GRAPH = Form("LoopGraph", _verify_graph, format_graph)
 GRAPHS = Form("Program[LoopGraph]", _verify_hoisted, _of_parts(format_graph))
 GROUPS = Form(
@@ -283,7 +245,7 @@ HARDENED = replace(SCHEDULES, name="Program[Schedule], hardened")
 KERNELS = Form(
     "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
 )
-PLAN = Form("Plan", lambda plan, before, target: verify_plan(plan), debug.plan_text)
+PLAN = Form("Plan", lambda plan, before, state: verify_plan(plan), debug.plan_text)
 
 PassFunction = Callable[[Any, Compilation], Any]
 
@@ -390,9 +352,13 @@ def compile_graph(
             under ``fallback="error"``.
     """
     target = machines.measured_target(target, options)
-    state = Compilation(captured, phase, target, options, tune, lanes)
+    seconds = dict(captured.seconds)
+    state = Compilation(captured, phase, target, options, tune, lanes, seconds=seconds)
     show = debug.Shower(captured.name, options)
-    show("fx", lambda: debug.fx_text(captured))
+    for name, text in captured.texts.items():
+        show(name, partial(str, text))
+    CAPTURED.verify(captured, None, state)
+    show("fx", partial(CAPTURED.text, captured))
     return _run(passes(options), state, show, use_cache and lanes is None)
 
 
@@ -411,7 +377,8 @@ def _run(
         if is_told or state.options.fallback == "error" or "ir" not in state.results:
             raise
         simple = replace(state.options, fusion=False)
-        again = replace(state, options=simple, tune=None, results={}, seconds={}, fallbacks=[])
+        seconds = dict(state.captured.seconds)
+        again = replace(state, options=simple, tune=None, results={}, seconds=seconds, fallbacks=[])
         needed = [step for step in passes(simple) if not step.is_optional]
         _run_passes([steps[0], *needed[1:]], again, show, use_cache=False)
         if state.options.fallback == "warn":
@@ -433,9 +400,8 @@ def _run_passes(
     last_schedule = _last_schedule(state.options)
     for step in steps:
         start, before = time.perf_counter(), value
-        value = step.run(before, state)
+        value = step(before, state)
         if value is not before:
-            _verify(step, value, before, state.target)
             show(step.name, partial(step.gives.text, value))
         if step is last_schedule:
             show("schedule", partial(step.gives.text, value))
@@ -452,13 +418,6 @@ def _run_passes(
             plan_cache.store(key, state.plan, state.options.cache)
     show.write_kernels(state.plan)
     counters.add(plans_compiled=1)
-
-
-def _verify(step: Pass, result: Any, before: Any, target: Target) -> None:
-    try:
-        step.gives.verify(result, before, target)
-    except VerificationError as error:
-        raise VerificationError(f"after the pass {step.name}: {error}") from error
 
 
 def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
@@ -550,7 +509,7 @@ def host_numbers(module: torch.fx.GraphModule) -> list[torch.SymInt]:
     return unknown_integers(module.graph)
 
 
-def native_operators() -> frozenset[torch._ops.OpOverload]:
+def native_operators() -> frozenset[OpOverload]:
     """The ATen overloads that have a lowering."""
     register_all()
     return frozenset(LOWERINGS)

@@ -3,6 +3,7 @@
     WebGPUCompileError
     ├── OptionError            a wrong option or environment value
     ├── WgslError              WGSL of the user's own that is no operator
+    ├── PyTorchVersionError    this version of PyTorch is too old, or lacks a name that is needed
     ├── UnsupportedOp          an ATen operator (or a dtype of it) that cannot run on the GPU
     ├── VerificationError      a compiler stage produced an inconsistent state (a bug here)
     ├── AdapterError           no adapter, or one without a needed limit or feature
@@ -48,6 +49,10 @@ class WgslError(WebGPUCompileError, ValueError):
         self.place = place
         self.next_step = next_step
         super().__init__(f"{op}: {cause}{'; ' if next_step else ''}{next_step}\n  at {place}")
+
+
+class PyTorchVersionError(WebGPUCompileError, ImportError):
+    """This version of PyTorch is too old, or so new that a private name is gone that is needed."""
 
 
 class UnsupportedOp(WebGPUCompileError, NotImplementedError):

@@ -32,7 +32,7 @@ def stage_texts() -> dict[str, str]:
     state = compile_function(journey, torch.ones(64, 32), torch.ones(32, 48), torch.ones(48))
     kernels = [shortened(debug.kernel_text(kernel)) for kernel in state.plan.kernels]
     texts = {
-        "fx": debug.fx_text(state.captured),
+        "fx": state.captured.text,
         "ir": GRAPH.text(state.graph),
         "schedule": SCHEDULES.text(state.program),
         "wgsl": "\n\n".join(kernels),

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from torch_webgpu_compile import FallbackWarning, compiler, counters, explain, fallbacks
-from torch_webgpu_compile.compiler import PASSES, Compilation
+from torch_webgpu_compile.capture.graph import passes as capture
+from torch_webgpu_compile.capture.graph.passes import CAPTURE_PASSES, Draft
+from torch_webgpu_compile.compiler import PASSES
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.ir.graph import Schedule
 from torch_webgpu_compile.plan import cache
@@ -36,16 +38,29 @@ def failing(program: Any) -> Any:
     raise KeyError("no such buffer")
 
 
+def unordered(draft: Draft) -> Draft:
+    calls = [node for node in draft.module.graph.nodes if node.op == "call_function"]
+    node, user = next((n, user) for n in calls for user in n.users if user in calls)
+    user.append(node)
+    return replace(draft)
+
+
 def break_pass(monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[[Any], Any]) -> None:
     """Replaces a pass for Dynamo's graphs; eager operators keep it."""
-    (whole,) = (step for step in PASSES if step.name == name)
+    captures = any(step.name == name for step in CAPTURE_PASSES)
+    steps = CAPTURE_PASSES if captures else PASSES
+    (whole,) = (step for step in steps if step.name == name)
 
-    def run(program: Any, state: Compilation) -> Any:
-        is_eager = not state.captured.name.startswith("graph")
-        return whole.run(program, state) if is_eager else broken(program)
+    def run(value: Any, state: Any) -> Any:
+        captured = value.captured if captures else state.captured
+        is_eager = not captured.name.startswith("graph")
+        return whole.run(value, state) if is_eager else broken(value)
 
-    wrong = tuple(replace(step, run=run) if step is whole else step for step in PASSES)
-    monkeypatch.setattr(compiler, "PASSES", wrong)
+    wrong = tuple(replace(step, run=run) if step is whole else step for step in steps)
+    if captures:
+        monkeypatch.setattr(capture, "CAPTURE_PASSES", wrong)
+    else:
+        monkeypatch.setattr(compiler, "PASSES", wrong)
 
 
 def loss(x: Tensor) -> Tensor:
@@ -66,6 +81,8 @@ def gradient(x: Tensor, **options: Any) -> Tensor:
         ("join_pairs", without_a_group, "without optional passes", False),
         ("join_pairs", failing, "without optional passes", False),
         ("order_groups", failing, "to PyTorch", True),
+        ("take_seeds", failing, "to PyTorch", True),
+        ("take_seeds", unordered, "after the pass take_seeds", True),
     ],
 )
 def test_gradients(

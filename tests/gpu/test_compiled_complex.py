@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_webgpu_compile
-from torch_webgpu_compile import counters
+from torch_webgpu_compile import FallbackWarning, counters, fallbacks
 from torch_webgpu_compile.device.autoload import register
 
 pytestmark = pytest.mark.rotates(12)
@@ -178,3 +178,17 @@ def test_products_of_several_sizes():
         x = numbers(rows, 5)
         for g, w in zip(compiled(x), (x.prod(0), x.cumprod(1)), strict=True):
             torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_what_has_no_kernel_for_complex_numbers_leaves_its_graph_to_pytorch(device):
+    def f(x):
+        return torch.linalg.eigvals(x * 1j).abs().sum()
+
+    fallbacks.reset_warnings()
+    torch._dynamo.reset()
+    x = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(FallbackWarning, match="leaves its graph to PyTorch"):
+        given = torch.compile(f, backend="webgpu")(x.to(device))
+    assert given.device.type == device
+    torch.testing.assert_close(given.cpu(), f(x))

@@ -23,7 +23,6 @@ from torch_webgpu_compile.capture.graph import aot
 from torch_webgpu_compile.captured import CapturedGraph, Phase
 from torch_webgpu_compile.compiler import compile_graph, host_numbers, native_operators, passes
 from torch_webgpu_compile.errors import UnsupportedOp
-from torch_webgpu_compile.inspection import debug
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import HostStep, Plan
@@ -81,8 +80,7 @@ def backend(found: Callable[[Graph], None], refused: Callable[[str], None]) -> C
     def compile_module(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         return aot.capture(
             *(module, inputs, compile_captured, native_operators()),
-            on_host=on_host,
-            host_numbers=host_numbers,
+            aot.Hooks(on_host=on_host, host_numbers=host_numbers),
         )
 
     return compile_module
@@ -147,7 +145,7 @@ def compiled(graph: Graph, target: Target) -> tuple[dict[str, str | None], dict[
         what the plan has.
     """
     captured, options = graph.captured, graph.options
-    stages: dict[str, str | None] = {"fx": debug.fx_text(captured)}
+    stages: dict[str, str | None] = {"fx": captured.text}
     try:
         state = compile_graph(captured, graph.phase, target, options, use_cache=False)
     except Exception as error:

@@ -162,7 +162,7 @@ def test_encoder_layer_is_eagers(norm_first, mask):
     rewritten = []
 
     def backend(module, _):
-        rewritten.append(patterns.rewrite_calls(module))
+        rewritten.append(patterns.replace_calls(module))
         return module.forward
 
     torch._dynamo.reset()
@@ -183,7 +183,7 @@ def test_multi_head_attention_is_eagers(need_weights):
         return module(x, x, x, need_weights=need_weights)
 
     def backend(gm, _):
-        patterns.rewrite_calls(gm)
+        patterns.replace_calls(gm)
         return gm.forward
 
     torch._dynamo.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import torch_webgpu_compile
+from torch_webgpu_compile import patches, torch_private
 from torch_webgpu_compile.device import autoload, import_hooks
 from torch_webgpu_compile.errors import OptionError
 from torch_webgpu_compile.options import from_environment
@@ -32,13 +34,13 @@ def _pretend_cuda(monkeypatch, available):
         return available
 
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch_private, "cuda_is_compiled", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     return checks
 
 
 def test_without_another_accelerator(registered, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
+    monkeypatch.setattr(torch_private, "cuda_is_compiled", lambda: False)
     autoload.load()
     assert registered
 
@@ -68,17 +70,6 @@ def test_the_public_name(monkeypatch):
     assert torch_webgpu_compile.register_device is autoload.register
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.14.1+cu130"])
-def test_a_version_that_is_known(version):
-    assert autoload.version_note(version) == ""
-
-
-@pytest.mark.parametrize("version", ["2.10.0", "2.15.0", "3.0.0a0+git1234567"])
-def test_a_version_that_is_unknown(version):
-    note = autoload.version_note(version)
-    assert f"tried with PyTorch 2.11 to 2.14, and this is {version}" in note
-
-
 # What `import torch` does, but later: PyTorch has changed meanwhile.
 _CHANGED = """
 import sys, torch
@@ -104,13 +95,15 @@ def test_a_patch_that_fails_is_left_out():
     )
     assert run.returncode == 0, run.stderr
     said = run.stderr
-    assert said.count("RuntimeWarning") == 2
-    assert "tried with PyTorch 2.11 to 2.14, and this is 2.99.0" in said
-    assert "- uninitialized_parameters (AttributeError: " in said
-    assert "- grad_scaler (ModuleNotFoundError: " in said
-    assert said.count("\n- ") == 3
-    assert "Why: it computes" in said
-    assert "'colorsys' has no attribute 'is_not_there'" in said
+    assert said.count("RuntimeWarning") == 4
+    assert "PyTorch 2.99.0 is newer than 2.14, the newest that torch-webgpu-compile was" in said
+    for patch, error, why in (
+        ("uninitialized_parameters", "AttributeError: ", "Why: a parameter without sizes"),
+        ("grad_scaler", "ModuleNotFoundError: ", "Why: it computes"),
+        ("__main__", "AttributeError: .*module 'colorsys' has no", "Without it something else"),
+    ):
+        assert f"goes on without its patch {patch!r}, as what it patches" in said
+        assert re.search(rf"{patch}'[^\n]*\({error}[^\n]*{why}", said)
 
 
 def test_who_asks_for_a_module_has_not_imported_it(tmp_path, monkeypatch):
@@ -124,7 +117,7 @@ def test_who_asks_for_a_module_has_not_imported_it(tmp_path, monkeypatch):
     assert changed == [module]
 
 
-@pytest.mark.parametrize("name", autoload.ESSENTIAL)
+@pytest.mark.parametrize("name", [row.name for row in patches.TABLE if row.critical])
 def test_without_what_is_essential_there_is_no_device(name):
     code = f"""
 import sys, torch
@@ -140,4 +133,32 @@ assert not hasattr(torch, "webgpu")
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    assert "the device 'webgpu' is not available" in run.stderr
+    said = (
+        f"the device 'webgpu' is not available: its patch {name!r} of PyTorch cannot be installed"
+    )
+    assert said in run.stderr
+    assert run.stderr.count("RuntimeWarning") == 1
+
+
+def test_a_version_that_is_too_old_has_no_device():
+    code = """
+import torch
+torch.__version__ = "2.10.0"
+from torch_webgpu_compile.device import autoload
+autoload.load()
+assert not hasattr(torch, "webgpu")
+try:
+    torch.compile(lambda x: x + 1, backend="webgpu")(torch.ones(3))
+except RuntimeError as error:
+    print(error)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_WEBGPU_DEVICE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    said = "torch-webgpu-compile needs PyTorch 2.11 or newer, and this is 2.10.0"
+    assert f"the device 'webgpu' is not available: {said}" in run.stderr
+    assert said in run.stdout

@@ -172,9 +172,9 @@ def tensors(result):
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    from torch_webgpu_compile.capture.graph import dynamo
+    from torch_webgpu_compile.capture.patches import dynamo_defaults
 
-    dynamo.set_defaults()
+    dynamo_defaults.install()
     torch._dynamo.reset()
 
 

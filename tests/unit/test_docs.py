@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import torch_webgpu_compile
+from torch_webgpu_compile.compiler import PASSES
 
 ROOT = Path(__file__).parents[2]
 FENCED = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.M | re.S)
@@ -110,6 +111,14 @@ def test_the_reference_has_every_public_name() -> None:
     }
     assert "errors" in named
     assert set(named) - {"errors"} == set(torch_webgpu_compile.__all__) - errors
+
+
+def test_the_page_on_fusion_names_passes_in_their_order() -> None:
+    page = (ROOT / "docs/fusion.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)` \|", page, re.M)
+    joining = [step.name for step in PASSES if step.name.startswith(("join_", "side_by"))]
+    assert [name for name in named if name in joining] == joining
+    assert {*named, "fuse"} <= {step.name for step in PASSES}
 
 
 def test_packages_have_one_version() -> None:

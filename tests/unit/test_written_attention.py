@@ -30,7 +30,8 @@ def interpreted(f, **keywords):
     inner = interpreting_backend()
 
     def backend(module, inputs):
-        patterns.rewrite_calls(module)
+        patterns.replace_attention(module)
+        patterns.replace_calls(module)
         return inner(module, inputs)
 
     return torch.compile(f, backend=backend, fullgraph=True, **keywords)
@@ -45,7 +46,8 @@ def calls(f, *arguments, **keywords):
         return captured.module.forward
 
     def backend(module, inputs):
-        patterns.rewrite_calls(module)
+        patterns.replace_attention(module)
+        patterns.replace_calls(module)
         return backend_of(make)(module, inputs)
 
     torch._dynamo.reset()

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_type_hints
 
-from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
-
 from ..capture.graph.aot import unwrapped
 from ..compiler import Loops
 from ..device import devices
@@ -28,6 +26,7 @@ from ..plan.model import HostStep
 from ..plan.verify import verify_plan
 from ..runtime.device import Device, device_for
 from ..target import Target
+from ..torch_private import BackendCacheArtifact, PrecompileContext
 from ..tuning.machines import measured_target
 from .compiled_graph import CompiledGraph, PlanAt
 from .device_graph import DeviceGraph

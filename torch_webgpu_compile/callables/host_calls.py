@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..counters import counters
 from ..errors import DeviceError
@@ -17,16 +16,17 @@ from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, evaluate, may_overlap
 from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import torch_dtype
+from ..torch_private import OpOverload, _DisableAutocast, tree_leaves
 
 
-def find_overload(target: str) -> torch._ops.OpOverload:
+def find_overload(target: str) -> OpOverload:
     """The overload with this name, e.g. ``aten.sort.stable``. Raises ValueError for none."""
     try:
         namespace, name, overload = target.split(".")
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"there is no operator {target}") from error
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         raise ValueError(f"{target} is no operator")
     return found
 
@@ -80,7 +80,7 @@ def call_overload(
 
     values = [decode(value) for value in step.arguments]
     named = {name: decode(value) for name, value in step.keywords}
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad(), _DisableAutocast():
         results = find_overload(step.target)(*values, **named)
     found = [result for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
     tensors = [*found, *changed]

@@ -23,6 +23,7 @@ from ..runtime.buffers import AnyBuffer
 from ..runtime.device import Device, GpuBuffer, reopened, unless_held
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
+from ..torch_private import _empty_strided_cpu
 from . import saved_on_gpu
 from .compiled_graph import CompiledGraph, PlanAt
 from .saved_on_gpu import SavedOnGpu
@@ -42,7 +43,7 @@ def _slow_empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
 
 
 # What Inductor's wrappers call: past the dispatcher, a few microseconds faster.
-_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _slow_empty_strided)
+_empty_strided = _empty_strided_cpu or _slow_empty_strided
 _NOTHING_FRESH: dict[str, GpuBuffer] = {}
 
 

@@ -16,10 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph
@@ -34,6 +31,7 @@ from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..symbolic.sizes import storage_span
 from ..target import BINDING_ALIGNMENT, binding_start
+from ..torch_private import ConstantSource, DimDynamic, FakeTensor, FakeTensorMode, ShapeEnv
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds

@@ -24,17 +24,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..counters import counters
 from ..errors import DeviceError
 from ..runtime.device import Device, GpuBuffer, unless_held
 from ..symbolic.sizes import storage_span
+from ..torch_private import TensorBase, is_traceable_wrapper_subclass
 from . import fingerprints
 
-data_ptr: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
-_get_version: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
-_storage_of: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+data_ptr: Callable[[Tensor], int] = TensorBase.data_ptr
+_get_version: Callable[[Tensor], int] = TensorBase._version.__get__  # type: ignore[attr-defined]
+_storage_of: Callable[[Tensor], torch.UntypedStorage] = TensorBase.untyped_storage
 
 
 def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
@@ -484,10 +484,12 @@ def watch_optimizers() -> None:
 
     Of an embedding they may change so few rows that no word that is compared is among them.
     """
-    from torch._dynamo.eval_frame import skip_code
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    skip_code(_stepped.__code__)
+    from ..torch_private import skip_code
+
+    if skip_code is not None:
+        skip_code(_stepped.__code__)
     register_optimizer_step_post_hook(_stepped)
 
 

@@ -16,9 +16,10 @@ from ..device import devices
 from ..device.tensors import copying, storages
 from ..runtime.device import Device, GpuBuffer
 from ..symbolic.sizes import storage_span
+from ..torch_private import TensorBase
 from .static_copies import StaticCopies, data_ptr, static_buffers, watch_optimizers
 
-_Tensor = torch._C.TensorBase
+_Tensor = TensorBase
 # What a copy depends on but for the contents: calls ask all tensors for one after the other.
 _PROPERTIES: tuple[Callable[[Tensor], object], ...] = (
     *(data_ptr, type, attrgetter("shape"), _Tensor.stride, attrgetter("dtype")),

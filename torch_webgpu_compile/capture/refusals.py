@@ -24,11 +24,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from ..symbolic.sizes import storage_span
 from ..torch_ops.names import dispatch_name
+from ..torch_private import (
+    Generator,
+    OpOverload,
+    _dispatch_has_kernel_for_dispatch_key,
+    _get_privateuse1_backend_name,
+    _LinAlgError,
+    is_functorch_wrapped_tensor,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 from .tracing import clean_dispatch
 
 
@@ -47,8 +57,6 @@ def _attention(
     grouped = query.shape[-3] != key.shape[-3]
     return attend(query, key, value, bias, dropout, is_causal, scale=scale, enable_gqa=grouped)
 
-
-_LinAlgError: type[Exception] = torch._C._LinAlgError  # type: ignore[attr-defined]
 
 _SMALL = 4  # sizes up to this one stand for themselves
 _MOST_ELEMENTS = 1 << 10  # of calls whose sizes stand for themselves, of all arguments
@@ -181,7 +189,7 @@ def _is_structured(op: OpOverload) -> bool:
 
 def _has_structured_kernel(op: OpOverload) -> bool:
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _STRUCTURED)
+        return _dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _STRUCTURED)
     except RuntimeError:  # an overload of TorchScript's alone
         return False
 
@@ -344,7 +352,7 @@ class _Call:
             elif type(leaf) is _Slice:
                 leaf = slice(*leaf)
             elif leaf is _GENERATOR:
-                leaf = torch._C.Generator()
+                leaf = Generator()
             values.append(leaf)
         args, kwargs = tree_unflatten(values, self.spec)
         return _quietly(lambda: self.function(*args, **kwargs))
@@ -440,11 +448,10 @@ def _with_empty_outs(
 
 
 def _is_strided(value: Any) -> bool:
-    functorch: Any = torch._C._functorch
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided
-        and not functorch.is_functorch_wrapped_tensor(value)
+        and not is_functorch_wrapped_tensor(value)
     )
 
 
@@ -453,7 +460,7 @@ def _stand_in(leaf: Any, storages: dict[int, int]) -> Any:
         return _like(leaf, storages)
     if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return _number(leaf)
-    if isinstance(leaf, torch._C.Generator):
+    if isinstance(leaf, Generator):
         return _GENERATOR
     if isinstance(leaf, slice):
         return _Slice(*map(_number, (leaf.start, leaf.stop, leaf.step)))
@@ -499,4 +506,4 @@ def _shrunk(leaf: Any, smaller: Mapping[int, int], storages: Mapping[_Like, int]
 @cache
 def _is_place(text: str) -> bool:
     """Whether a string names the device."""
-    return text.partition(":")[0] == torch._C._get_privateuse1_backend_name()
+    return text.partition(":")[0] == _get_privateuse1_backend_name()

@@ -18,27 +18,57 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _pop_mode_temporarily,
-)
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import UnsupportedOp
 from ..torch_ops.assertions import ASSERTIONS
+from ..torch_private import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    _AutoDispatchBelowADInplaceOrView,
+    _disable_current_modes,
+    _disable_functionalization,
+    _DisableAutocast,
+    _dispatch_tls_local_exclude_set,
+    _dispatch_tls_local_include_set,
+    _enable_functionalization,
+    _ExcludeDispatchKeyGuard,
+    _ForceDispatchKeyGuard,
+    _from_functional_tensor,
+    _is_functional_tensor,
+    _LazyGraphModule,
+    _pop_mode_temporarily,
+    _sync,
+    _to_functional_tensor,
+    enable_python_dispatcher,
+    suggest_memory_format,
+    tree_leaves,
+    tree_map_only,
+)
 from .decompositions.table import is_composite
+from .fx_graphs import add_argument
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_COMPOSITE = DispatchKey.CompositeExplicitAutograd
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is recorded.
+
+    Attributes:
+        decompositions: rules for operators that are not.
+        native: operators that are although they are composite.
+    """
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    native: frozenset[OpOverload]
 
 
 @dataclass(frozen=True)
@@ -66,8 +96,7 @@ def trace(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     mode: FakeTensorMode,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     *,
     mutates: bool,
     lift: Callable[[Tensor], Tensor] | None = None,
@@ -77,53 +106,45 @@ def trace(
     Args:
         function: may change its tensors in place if ``mutates``.
         inputs: fake tensors of ``mode``, one per placeholder; anything else is a constant.
-        decompositions: rules for operators that are not recorded.
-        native: operators that are recorded although they are composite.
         lift: gives a fake tensor of ``mode`` for a tensor that the function has from elsewhere:
             these are inputs, too, behind the others. Without it they are constants.
 
     Raises:
         UnsupportedOp: the call cannot be made functional.
     """
-    recorder = Recorder(decompositions, native, lift)
+    recorder = Recorder(rules, lift)
     with mode:
         for number, value in enumerate(inputs):
             recorder.input(f"arg{number}", value)
         traced = run(recorder, function, inputs, mutates=mutates)
         if recorder.is_functional:
             return traced
-        again = _functional(traced, [*inputs, *traced.captured], decompositions, native)
+        again = _functional(traced, [*inputs, *traced.captured], rules)
         return replace(again, captured=traced.captured)
 
 
-def _functional(
-    traced: Traced,
-    inputs: Sequence[Any],
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
-) -> Traced:
+def _functional(traced: Traced, inputs: Sequence[Any], rules: Rules) -> Traced:
     """A graph recorded once more, without the in-place operators that decompositions brought."""
-    recorder = Recorder(decompositions, native)
-    for number, value in enumerate(inputs):
-        recorder.input(f"arg{number}", value)
+    recorder = Recorder(rules)
+    module = traced.module
 
     def replay(*values: Any) -> Any:
-        known: dict[Node, Any] = {}
-        placeholders = iter(values)
-        for node in traced.module.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = next(placeholders)
-            elif node.op == "get_attr":
-                known[node] = getattr(traced.module, str(node.target))
-            else:
-                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
-                known[node] = node.target(*args, **kwargs)
+        known = recorder.replay(module, values, lambda name: getattr(module, name))
         return tree_map_only(Node, known.__getitem__, traced.results)
 
-    found = run(recorder, replay, inputs, mutates=True)
+    return run_functional(recorder, replay, inputs)
+
+
+def run_functional(
+    recorder: Recorder, function: Callable[..., Any], inputs: Sequence[Any]
+) -> Traced:
+    """Records ``function(*inputs)``, whose inputs the recorder does not know; see `trace`."""
+    for number, value in enumerate(inputs):
+        recorder.input(f"arg{number}", value)
+    found = run(recorder, function, inputs, mutates=True)
     if not recorder.is_functional:
         raise UnsupportedOp(
-            "decomposition", "it changes a tensor in a way that cannot be traced", "report this"
+            "trace", "it changes a tensor in a way that cannot be captured", "report this"
         )
     return found
 
@@ -137,9 +158,9 @@ def _plain_keys() -> tuple[Any, Any]:
     found: list[Any] = []
 
     def look() -> None:
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            found.append(torch._C._dispatch_tls_local_include_set())
-            found.append(torch._C._dispatch_tls_local_exclude_set())
+        with _AutoDispatchBelowADInplaceOrView():
+            found.append(_dispatch_tls_local_include_set())
+            found.append(_dispatch_tls_local_exclude_set())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -150,13 +171,13 @@ def _plain_keys() -> tuple[Any, Any]:
 @contextmanager
 def clean_dispatch(*, symbolic: bool) -> Iterator[None]:
     """Hides the modes that the caller is under. ``symbolic``: there will be symbolic sizes."""
-    with torch._C._ForceDispatchKeyGuard(*_plain_keys()):
+    with _ForceDispatchKeyGuard(*_plain_keys()):
         # Some C++ kernels take no symbols; PyTorch's Python ones do.
         python_kernels = enable_python_dispatcher() if symbolic else nullcontext()
         with (
             _disable_current_modes(),
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableAutocast(),
+            DisableTorchFunction(),
+            _DisableAutocast(),
             torch.no_grad(),
             python_kernels,
             _quiet(),
@@ -176,7 +197,7 @@ class _Quiet(logging.Filter):
 
 
 _quiet_filter = _Quiet()
-logging.getLogger(fake_tensor.__name__).addFilter(_quiet_filter)
+logging.getLogger(FakeTensor.__module__).addFilter(_quiet_filter)
 
 
 @contextmanager
@@ -198,15 +219,14 @@ def run(
             results = function(*inputs)
         return recorder.finish(results)
     wrapped = [
-        torch._to_functional_tensor(value) if isinstance(value, Tensor) else value
-        for value in inputs
+        _to_functional_tensor(value) if isinstance(value, Tensor) else value for value in inputs
     ]
     with recorder:
-        torch._enable_functionalization(reapply_views=True)
+        _enable_functionalization(reapply_views=True)
         try:
             results = function(*wrapped)
         finally:
-            torch._disable_functionalization()  # type: ignore[no-untyped-call]
+            _disable_functionalization()  # type: ignore[no-untyped-call]
         changes = _write_back(recorder, inputs, wrapped)
         originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
 
@@ -217,10 +237,10 @@ def run(
 
 
 def _inner(value: Tensor) -> Tensor:
-    if not torch._is_functional_tensor(value):
+    if not _is_functional_tensor(value):
         return value
-    torch._sync(value)  # type: ignore[attr-defined, no-untyped-call]
-    return torch._from_functional_tensor(value)
+    _sync(value)
+    return _from_functional_tensor(value)
 
 
 def _write_back(
@@ -245,23 +265,34 @@ def _write_back(
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators as FX nodes; see the module. It goes on top of a `FakeTensorMode`."""
 
-    def __init__(
-        self,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
-        lift: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, rules: Rules, lift: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lift = lift
         self._captured: list[Tensor] = []
         self.graph = Graph()
         self.is_functional = True
-        self._decompositions = decompositions
-        self._native = native
+        self._decompositions, self._native = rules.decompositions, rules.native
         self._nodes: dict[int, Node] = {}
         self.stack_trace: str | None = None  # of the user's code that is being recorded
         self._kept: list[Any] = []  # keeps the keys of `_nodes` from being reused
         self._constants: dict[str, Any] = {}
+
+    def replay(
+        self, module: GraphModule, inputs: Sequence[Any], attribute: Callable[[str], Any]
+    ) -> Mapping[Node, Any]:
+        """Calls what a graph calls, while it records; what its nodes give."""
+        known: dict[Node, Any] = {}
+        placeholders = iter(inputs)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(placeholders)
+            elif node.op == "get_attr":
+                known[node] = attribute(str(node.target))
+            else:
+                self.stack_trace = node.meta.get("stack_trace")
+                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
+                known[node] = node.target(*args, **kwargs)
+        return known
 
     def input(self, name: str, value: Any) -> None:
         """Makes a placeholder."""
@@ -464,14 +495,14 @@ def _made(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
 def _dispatched(op: OpOverload, args: Any, kwargs: Any) -> Any:
     """What the recorder makes of a call, as functional tensors if the caller has such."""
     is_functional = any(
-        isinstance(leaf, Tensor) and torch._is_functional_tensor(leaf)
+        isinstance(leaf, Tensor) and _is_functional_tensor(leaf)
         for leaf in tree_leaves((args, kwargs))
     )
     args, kwargs = tree_map_only(Tensor, _inner, (args, kwargs))
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch._C._ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
+    keys = DispatchKeySet(DispatchKey.Functionalize)
+    with _ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
         result = recorder.__torch_dispatch__(op, (), args, kwargs)
-    return tree_map_only(Tensor, torch._to_functional_tensor, result) if is_functional else result
+    return tree_map_only(Tensor, _to_functional_tensor, result) if is_functional else result
 
 
 @cache
@@ -514,13 +545,10 @@ def take_seeds(graph: GraphModule) -> int:
     if not nodes:
         return 0
     like = nodes[0].meta["val"]
-    arguments = graph.graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(before):
-        seeds = graph.graph.placeholder("seeds")
     with like.fake_mode:
-        seeds.meta["val"] = torch.empty((len(nodes), 2), dtype=torch.int32)
+        rows = torch.empty((len(nodes), 2), dtype=torch.int32)
         row = torch.empty((2,), dtype=torch.int32)
+    seeds = add_argument(graph.graph, "seeds", rows)
     for index, node in enumerate(nodes):
         with graph.graph.inserting_before(node):
             taken = graph.graph.call_function(aten.select.int, (seeds, 0, index))

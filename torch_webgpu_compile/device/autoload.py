@@ -8,30 +8,11 @@ may touch it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from typing import Any
 
-from . import changes
-
-OLDEST, NEWEST = (2, 11), (2, 14)
-"""The versions of PyTorch that this package is tried with."""
-
-ESSENTIAL = ("guard", "storage_methods")
-"""The changes to PyTorch without which the device would end the process."""
-
-# Changes to PyTorch and other libraries that the device can do without, in this order.
-PATCHES = (
-    *("pinning", "accelerator", "generic_streams", "sending", "process_groups", "data_parallel"),
-    *("copies_between", "default_backend", "several_devices", "uninitialized_parameters"),
-    *("safetensors", "accelerate", "transformers", "transformers_models", "generation", "torchao"),
-    *("lightning", "random_states", "generator_class", "precompiling", "device_mesh"),
-    *("compiled_optimizers", "flex_attention", "grad_scaler", "nested_attention"),
-    *("associative_scan", "collect_env", "legacy_profiler", "inductor", "lstm_cells"),
-    *("dlpack", "backward_thread"),
-)
+from .. import patches
+from ..torch_private import versions
 
 _registered = False
 _run: Callable[..., Any] | None = None
@@ -59,9 +40,11 @@ def _has_streams_of_its_own() -> bool:
     """Whether PyTorch can use a CUDA, ROCm or XPU device, found out without opening it."""
     import torch
 
-    if getattr(torch, "xpu", None) is not None and torch.xpu._is_compiled():
-        return bool(torch.xpu.is_available())
-    if not torch.cuda._is_compiled():
+    from ..torch_private import cuda_is_compiled, xpu_is_compiled
+
+    if (xpu_is_compiled is None or xpu_is_compiled()) and torch.xpu.is_available():
+        return True
+    if cuda_is_compiled is not None and not cuda_is_compiled():
         return False
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"  # else the check opens CUDA, and forked children cannot
     before = os.environ.get(name)
@@ -84,86 +67,59 @@ def register() -> None:
     if _registered:
         return
     try:
-        failures = _register()
+        _register()
         _registered = True
     except Exception as error:
         _warn_unavailable(error)
-        return
-    _warn(changes.describe(failures))
 
 
 def _warn_unavailable(error: Exception) -> None:
-    _warn(
+    patches.warn(
         f"the device 'webgpu' is not available: {error}; uninstall torch-webgpu-compile or "
         "report this with the versions of both packages"
     )
 
 
-def _warn(message: str) -> None:
-    """One warning of this, and of a version of PyTorch that is unknown."""
-    import torch
-
-    changes.warn("\n".join(filter(None, [version_note(str(torch.__version__)), message])))
-
-
-def version_note(version: str) -> str:
-    """What to say of a version of PyTorch that this package was not tried with; "" of others."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if OLDEST <= numbers <= NEWEST:
-        return ""
-    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-    return (
-        f"torch-webgpu-compile was tried with PyTorch {oldest} to {newest}, and this is {version}: "
-        "what needs PyTorch's insides may fail, and is left out where that is noticed. Update "
-        f"torch-webgpu-compile, install PyTorch {newest}, or set TORCH_WEBGPU_DEVICE=0 to use "
-        "PyTorch without the device"
-    )
-
-
-def _register() -> list[str]:
-    """Registers the device; what `changes.attempt` says of each patch.
+def _register() -> None:
+    """Registers the device.
 
     Raises:
         Exception: the device cannot be had, or not without a crash.
     """
     import torch
-    from torch.utils import backend_registration
+    from torch.utils.backend_registration import generate_methods_for_privateuse1_backend
 
-    name = torch._C._get_privateuse1_backend_name()
+    from ..torch_private import (
+        _get_privateuse1_backend_name,
+        _setup_privateuseone_for_python_backend,
+    )
+
+    versions.check(torch.__version__, patches.warn)
+    name = _get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"PyTorch's place for a device is taken by {name!r}")
+    patches.install(patches.When.BEFORE_DEVICE)
     from .api import module
     from .patches.guard import DeviceGuard
     from .registration import new_library, untraced
 
-    for patch in ESSENTIAL:
-        _install(patch)
-    backend_registration._setup_privateuseone_for_python_backend(
+    _setup_privateuseone_for_python_backend(
         "webgpu", backend_module=module, device_guard=DeviceGuard()
     )
-    backend_registration.generate_methods_for_privateuse1_backend(
+    generate_methods_for_privateuse1_backend(
         for_tensor=False, for_module=False, for_packed_sequence=False, for_storage=True
     )
     module.add_submodules()
     new_library("_").fallback(untraced(run), "PrivateUse1")
     new_library("aten").impl("_to_copy", untraced(to_copy), "PrivateUse1")
-    return [changes.attempt(_full(patch), partial(_install, patch)) for patch in PATCHES]
-
-
-def _full(patch: str) -> str:
-    return f"{__package__}.patches.{patch}"
-
-
-def _install(patch: str) -> None:
-    import_module(_full(patch)).install()
+    patches.install(patches.When.DEVICE)
 
 
 def run(op: Any, *arguments: Any, **keywords: Any) -> Any:
     """Runs an operator that has no kernel of its own; registers those that have one before."""
     global _run
     if _run is None:
-        from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
-
+        from ..torch_private import _dispatch_has_kernel_for_dispatch_key as has_kernel
         from .eager import kernels  # the compiler, which takes a second
 
         _run = kernels.register()

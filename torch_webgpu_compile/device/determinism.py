@@ -16,8 +16,9 @@ from dataclasses import replace
 import torch
 
 from ..options import CompileOptions
+from ..torch_private import _get_deterministic_algorithms
 
-is_on: Callable[[], bool] = torch._C._get_deterministic_algorithms
+is_on: Callable[[], bool] = _get_deterministic_algorithms
 
 
 def fills_empty() -> bool:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-_PyTorchs: Any = torch._C.Generator
+from ..torch_private import DeviceType, DispatchKey, DispatchKeySet, Generator
+
+_PyTorchs: Any = Generator
 _SEARCHED_NBYTES = 512  # a generator for the CPU has a state of 2,500
 _OF_CPU = b"\x00\xff"  # the type, and no index
-_PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1.value
+_PRIVATE_USE = DeviceType.PrivateUse1.value
 _WORD = 8
 
 
@@ -41,7 +43,7 @@ def _offset() -> int | None:
     """Where the device is in PyTorch's part of a generator; None if that is not to be told."""
     generator = _PyTorchs()
     data = ctypes.string_at(generator._cdata, _SEARCHED_NBYTES)
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr().to_bytes(_WORD, "little")
+    keys = DispatchKeySet(DispatchKey.CPU).raw_repr().to_bytes(_WORD, "little")
     places = range(0, _SEARCHED_NBYTES - 2 * _WORD, _WORD)
     found = [
         place

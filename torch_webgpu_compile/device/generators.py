@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..plan.seeds import WORD, seed_bytes
+from ..torch_private import Generator
 from . import devices, generator_devices
 
 __all__ = [
@@ -145,7 +146,7 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
         set_rng_state(state, index)
 
 
-_Generator: Any = torch._C.Generator
+_Generator: Any = Generator
 
 
 class DeviceGenerator(_Generator):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from .changes import attempt, describe, warn
+from ..patches import attempt
 
 
 class _Finder(MetaPathFinder):
@@ -101,7 +101,7 @@ def _both(
 
 def _change(function: Callable[[Any], None], module: Any) -> None:
     """Calls the function. If it fails, whoever imports the module gets a warning, and no error."""
-    warn(describe([attempt(function.__module__, lambda: function(module))]))
+    attempt(function.__module__, lambda: function(module))
 
 
 def after_import(name: str, function: Callable[[Any], None]) -> None:

@@ -18,14 +18,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-import torch._C._dynamo.eval_frame as eval_frame
+
+from ..torch_private import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_frames: Any = eval_frame
-_action: Any = _frames._FrameAction
-_SKIP = _frames._FrameExecStrategy(_action.SKIP, _action.SKIP)
-_SKIP_ALONE = _frames._FrameExecStrategy(_action.SKIP, _action.DEFAULT)
+_SKIP = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+_SKIP_ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 
 
 def untraced(function: F) -> F:
@@ -34,13 +33,13 @@ def untraced(function: F) -> F:
     while isinstance(inner, functools.partial) or hasattr(inner, "__wrapped__"):
         inner = inner.func if isinstance(inner, functools.partial) else inner.__wrapped__
     if hasattr(inner, "__code__"):
-        _frames.set_code_exec_strategy(inner.__code__, _SKIP)
+        set_code_exec_strategy(inner.__code__, _SKIP)
     return function
 
 
 def skip_frame(function: Any) -> None:
     """Has Dynamo leave a function's own frames alone, but not what it calls."""
-    _frames.set_code_exec_strategy(function.__code__, _SKIP_ALONE)
+    set_code_exec_strategy(function.__code__, _SKIP_ALONE)
 
 
 _libraries: list[Any] = []

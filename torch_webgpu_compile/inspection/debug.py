@@ -9,20 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..captured import CapturedGraph
 from ..ir.nodes import HostCall
 from ..ir.text import format_node
-from ..options import CompileOptions
+from ..options import DEBUG_STAGES, CompileOptions
 from ..plan import serialize
 from ..plan.model import CopyBuffer, Dispatch, HostStep, Kernel, KernelCall, Plan
-
-
-def fx_text(captured: CapturedGraph) -> str:
-    """The FX graph as Python code with shapes and user lines."""
-    text = captured.module.print_readable(print_output=False)
-    static = ", ".join(map(str, sorted(captured.static_inputs)))
-    return f"# {captured.name}; parameters and buffers: arguments {static or 'none'}\n{text}"
-
 
 # ---- kernels and plans
 
@@ -99,7 +90,8 @@ class Shower:
     @property
     def needs_every_stage(self) -> bool:
         """Whether a plan from the cache would leave something unshown."""
-        return self._folder is not None or not self._stages <= {"fx", "ir"}
+        later = DEBUG_STAGES[DEBUG_STAGES.index("ir") + 1 :]
+        return self._folder is not None or not self._stages.isdisjoint(later)
 
     def __call__(self, stage: str, text: Callable[[], str]) -> None:
         """Shows a stage; ``text`` is only called when somebody wants it.

@@ -23,7 +23,6 @@ from ..runtime.limits import copy_bytes_per_second
 from ..runtime.queue import Recording
 from ..symbolic.sizes import Expr, evaluate
 from ..target import Machine
-from . import debug
 from .graph_report import (
     GraphReport,
     HostReport,
@@ -152,7 +151,9 @@ def explain(
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
 
-    breaks = torch._dynamo.utils.counters["graph_break"]
+    from ..torch_private import dynamo_counters  # Dynamo takes a second
+
+    breaks = dynamo_counters["graph_break"]
     before, host_calls = dict(breaks), counters.fallbacks.copy()
     timed: dict[str, tuple[int, float]] = {}
     with _timing(timed, options):
@@ -222,8 +223,7 @@ def _graph_report(
             return 0  # never called: the sizes are unknown
         return evaluate(expr, sizes or {})
 
-    texts = {"fx": debug.fx_text(state.captured)}
-    texts |= state.texts()
+    texts = {**state.captured.texts, "fx": state.captured.text, **state.texts()}
     inner = plan.preparation  # of parameters and buffers alone
     prepared = () if inner is None else _steps(inner, number, range(len(inner.inputs)))
     return GraphReport(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..torch_private import OpOverload
 from .builder import Builder
 from .fallback import host_call
 from .registry import lowers
@@ -35,7 +36,7 @@ def _register() -> None:
     lowers(functional.wait_tensor.default)(lower_wait_tensor)
 
 
-def _lower(overload: torch._ops.OpOverload) -> None:
+def _lower(overload: OpOverload) -> None:
     @lowers(overload)
     def lower_collective(builder: Builder, *arguments: Any, **keywords: Any) -> Any:
         """The collective, as a host call."""

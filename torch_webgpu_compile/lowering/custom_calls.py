@@ -14,15 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.auto_functionalize import (
-    AsStridedViewInfo,
-    SliceViewInfo,
-    get_mutable_args,
-    read_view_information_from_args,
-)
-from torch._ops import OpOverload
 from torch.fx import Node as FxNode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..captured import user_source
 from ..errors import UnsupportedOp
@@ -31,6 +23,16 @@ from ..symbolic.sizes import Expr, as_expr
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import is_foreign
 from ..torch_ops.names import dispatch_name
+from ..torch_private import (
+    AsStridedViewInfo,
+    OpOverload,
+    SliceViewInfo,
+    _dispatch_has_kernel_for_dispatch_key,
+    get_mutable_args,
+    read_view_information_from_args,
+    tree_leaves,
+    tree_map,
+)
 from .builder import Builder, ResultType
 from .fallback import check_sizes, encode
 from .outputs import is_dense_layout
@@ -161,7 +163,7 @@ def runs_on_device(overload: OpOverload, node: FxNode) -> bool:
     One for every device (``CompositeExplicitAutograd``: what ``custom_op`` makes without device
     types) is given what the graph is given: it may look at the memory of CPU tensors.
     """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    has_kernel = _dispatch_has_kernel_for_dispatch_key
     name = dispatch_name(overload)
     if has_kernel(name, "PrivateUse1"):
         return True

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import dtypes
 from ..ir.nodes import Factorization, Scan, TriangularSolve, carry_name
 from ..ir.scalar import Index, Local, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ZERO, Expr, as_expr, minimum
+from ..torch_private import statically_known_true
 from .builder import Builder, masked
 from .joining import concatenated
 from .matmul import matmul

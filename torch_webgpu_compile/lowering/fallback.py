@@ -14,13 +14,14 @@ import torch
 from ..errors import UnsupportedOp
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, symbols_of
+from ..torch_private import OpOverload
 from .builder import Builder
 from .value import Value
 
 
 def host_call(
     builder: Builder,
-    overload: torch._ops.OpOverload,
+    overload: OpOverload,
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
 ) -> tuple[Value | None, ...]:

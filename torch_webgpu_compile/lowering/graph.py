@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
@@ -27,6 +26,7 @@ from ..target import Target
 from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import NO_IMPLEMENTATION
+from ..torch_private import OpOverload, unset_fake_temporarily
 from .builder import Builder, ResultType, as_value, whole_buffer
 from .custom_calls import (
     CustomCall,
@@ -221,7 +221,7 @@ class _GraphLowering:
             self.values[node] = self._custom(node, call, node.meta.get("val"))
         elif not has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
             self.values[node] = self._number(node)
-        elif isinstance(target, torch._ops.OpOverload):
+        elif isinstance(target, OpOverload):
             self.values[node] = self._operator(node, target)
         else:
             name = getattr(target, "__name__", str(target))
@@ -260,7 +260,7 @@ class _GraphLowering:
         as they are written; tokens are None.
         """
         _, target, *arguments = node.args
-        assert isinstance(target, torch._ops.OpOverload)
+        assert isinstance(target, OpOverload)
         _, *results = node.meta["val"]
         if is_custom(target):
             call = CustomCall(target, tuple(arguments), dict(node.kwargs))
@@ -317,7 +317,7 @@ class _GraphLowering:
             return self._symbolic(argument)
         return argument
 
-    def _operator(self, node: FxNode, overload: torch._ops.OpOverload) -> Any:
+    def _operator(self, node: FxNode, overload: OpOverload) -> Any:
         result = node.meta.get("val")
         if not isinstance(result, (tuple, list)):
             return self._results(node, overload, node.args, [result])[0]
@@ -326,7 +326,7 @@ class _GraphLowering:
     def _results(
         self,
         node: FxNode,
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         arguments: Sequence[Any],
         results: Sequence[Any],
         used: frozenset[int] | None = None,
@@ -342,7 +342,7 @@ class _GraphLowering:
             _check_result(str(overload), value, signature)
         return tuple(map(_with_ones, values, builder.results))
 
-    def _begin(self, node: FxNode, overload: torch._ops.OpOverload, results: Sequence[Any]) -> None:
+    def _begin(self, node: FxNode, overload: OpOverload, results: Sequence[Any]) -> None:
         """Tells the builder of the operator that is lowered next."""
         builder = self.builder
         builder.origin = Origin(str(overload), user_source(node))
@@ -355,7 +355,7 @@ class _GraphLowering:
         builder.arguments = tuple(n.meta.get("val") for n in node.all_input_nodes)
 
     def _bind(
-        self, overload: torch._ops.OpOverload, given: Sequence[Any], named: Mapping[str, Any]
+        self, overload: OpOverload, given: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Positional arguments by position, keyword-only ones by name, as values."""
         arguments = [self._argument(argument) for argument in given]
@@ -368,7 +368,7 @@ class _GraphLowering:
         return arguments, keywords
 
     def _lower_operator(
-        self, overload: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]
+        self, overload: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[Value | None, ...]:
         builder = self.builder
         dtype = self._unsupported_dtype(arguments, keywords)
@@ -391,7 +391,7 @@ class _GraphLowering:
 
     def _on_host(
         self,
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
         cause: str,
@@ -402,7 +402,7 @@ class _GraphLowering:
             self._report(overload, cause, dtype)
         return host_call(self.builder, overload, arguments, keywords)
 
-    def _report(self, overload: torch._ops.OpOverload, cause: str, dtype: DType | None) -> None:
+    def _report(self, overload: OpOverload, cause: str, dtype: DType | None) -> None:
         """Reports that the current operator goes to the host."""
         builder = self.builder
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
@@ -412,7 +412,7 @@ class _GraphLowering:
     def _remember_exact(
         self,
         values: Sequence[Value | None],
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
     ) -> None:

@@ -15,6 +15,7 @@ from ..dtypes import DType
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr
 from ..torch_ops.dtypes import torch_dtype
+from ..torch_private import OpOverload
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
 from .registry import lowers
@@ -42,9 +43,7 @@ def elementwise(
     return builder.pointwise(cast(body(*scalars), out.dtype), out.sizes)
 
 
-def lowers_elementwise(
-    *overloads: torch._ops.OpOverload, to_float: bool = False
-) -> Callable[[Body], Body]:
+def lowers_elementwise(*overloads: OpOverload, to_float: bool = False) -> Callable[[Body], Body]:
     """Registers a function of single elements as the lowering of elementwise operators.
 
     Its first parameters, annotated as `Scalar`, are the operator's tensors (or numbers) as

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-import torch
+from ..torch_private import OpOverload
 
 LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 
-LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
+LOWERINGS: dict[OpOverload, LoweringFunction] = {}
 
 
-def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
+def lowers(*overloads: OpOverload) -> Callable[[F], F]:
     """Registers a lowering; raises ValueError when an overload already has one.
 
     The function takes the `Builder` and the operator's arguments by the names of its schema, with
@@ -32,7 +32,7 @@ def lowers(*overloads: torch._ops.OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lowers_again(overload: torch._ops.OpOverload, function: LoweringFunction) -> None:
+def lowers_again(overload: OpOverload, function: LoweringFunction) -> None:
     """Registers a lowering, in place of that of an operator that had the same name before."""
     for other in [known for known in LOWERINGS if str(known) == str(overload)]:
         del LOWERINGS[other]

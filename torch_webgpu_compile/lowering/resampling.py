@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.folding import fold
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, IntLike, as_expr
+from ..torch_private import unset_fake_temporarily
 from .builder import Builder
 from .fx_nodes import bytes_of
 from .indexing import gathered

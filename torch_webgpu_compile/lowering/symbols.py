@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy import functions as torch_sympy
 
 from .. import dtypes
 from ..dtypes import DType
@@ -37,6 +34,27 @@ from ..symbolic.sizes import (
     mod,
     symbol,
     symbols_of,
+)
+from ..torch_private import (
+    CeilDiv,
+    CleanDiv,
+    FloatPow,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    Identity,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    ModularIndexing,
+    OpaqueUnaryFn_sqrt,
+    PowByNatural,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+    statically_known_true,
+    tree_leaves,
 )
 
 Number = bool | int | float
@@ -170,9 +188,9 @@ class SizeReader:
         def inner(expr: sympy.Expr) -> sympy.Expr:
             def of_max(*arguments: sympy.Expr) -> sympy.Expr:
                 rest = [a for a in arguments if a != one]
-                return rest[0] if len(rest) == 1 else torch_sympy.Max(*arguments)  # type: ignore[no-untyped-call]
+                return rest[0] if len(rest) == 1 else Max(*arguments)  # type: ignore[no-untyped-call]
 
-            return expr.replace(torch_sympy.Max, of_max)
+            return expr.replace(Max, of_max)
 
         return tuple(
             self._integer(inner(value.node.expr), value.node)
@@ -204,12 +222,12 @@ class SizeReader:
                 term = self._integer(arg, node)
                 total = total + term if isinstance(expr, sympy.Add) else total * term
             return total
-        if isinstance(expr, (sympy.Pow, torch_sympy.PowByNatural)) and expr.args[1].is_Integer:
+        if isinstance(expr, (sympy.Pow, PowByNatural)) and expr.args[1].is_Integer:
             total = ONE
             for _ in range(int(expr.args[1])):
                 total = total * self._integer(expr.args[0], node)
             return total
-        if isinstance(expr, torch_sympy.Identity):
+        if isinstance(expr, Identity):
             return self._integer(expr.args[0], node)
         if type(expr) in _EXTREMES:
             return reduce(_EXTREMES[type(expr)], (self._integer(arg, node) for arg in expr.args))
@@ -219,10 +237,10 @@ class SizeReader:
                 return as_expr(number)
             left, right = (self._integer(arg, node) for arg in expr.args)
             return _INTEGER_PAIRS[type(expr)](left, right)
-        if isinstance(expr, torch_sympy.ModularIndexing):
+        if isinstance(expr, ModularIndexing):
             base, divisor, modulus = (self._integer(arg, node) for arg in expr.args)
             return mod(floordiv(base, divisor), modulus)
-        if isinstance(expr, (torch_sympy.TruncToInt, torch_sympy.FloorToInt)):
+        if isinstance(expr, (TruncToInt, FloorToInt)):
             scaled = self._scaled(expr.args[0], node)
             if scaled is not None:
                 return scaled
@@ -238,7 +256,7 @@ class SizeReader:
     def _scaled(self, expr: sympy.Expr, node: Any) -> Expr | None:
         """⌊c · size⌋ as a quotient of integers (a scale factor); None if float64 may round it."""
         factors = expr.args if isinstance(expr, sympy.Mul) else (expr,)
-        sizes = [f.args[0] for f in factors if isinstance(f, torch_sympy.ToFloat)]
+        sizes = [f.args[0] for f in factors if isinstance(f, ToFloat)]
         numbers = [float(f) for f in factors if isinstance(f, sympy.Float)]
         if len(sizes) != 1 or len(numbers) != len(factors) - 1:
             return None
@@ -265,14 +283,14 @@ class SizeReader:
             return self.numbers[str(expr)]
         if expr.is_number and not expr.is_Integer:
             return const(float(expr), f64)
-        if isinstance(expr, torch_sympy.ToFloat):
+        if isinstance(expr, ToFloat):
             return cast(self._scalar(expr.args[0], node), f64)
         if isinstance(expr, _TRUTHS):
             return self._truth(expr, node)
         if type(expr) in _FLOAT_PAIRS or (isinstance(expr, sympy.Pow) and expr.is_integer is False):
             left, right = (cast(self._scalar(arg, node), f64) for arg in expr.args)
             return apply(_FLOAT_PAIRS.get(type(expr), "pow"), left, right)
-        if isinstance(expr, torch_sympy.OpaqueUnaryFn_sqrt):
+        if isinstance(expr, OpaqueUnaryFn_sqrt):
             return apply("sqrt", cast(self._scalar(expr.args[0], node), f64))
         if isinstance(expr, (sympy.Add, sympy.Mul)) and not expr.is_integer:
             name = "add" if isinstance(expr, sympy.Add) else "mul"
@@ -333,11 +351,11 @@ def _read(reader: SizeReader, leaf: Any) -> None:
 
 
 _INTEGER_PAIRS: dict[type, Callable[[Expr, Expr], Expr]] = {
-    torch_sympy.FloorDiv: floordiv,
-    torch_sympy.CleanDiv: floordiv,
-    torch_sympy.CeilDiv: ceildiv,
-    torch_sympy.Mod: mod,
-    torch_sympy.PythonMod: mod,
+    FloorDiv: floordiv,
+    CleanDiv: floordiv,
+    CeilDiv: ceildiv,
+    Mod: mod,
+    PythonMod: mod,
 }
 _TRUTHS = (sympy.Rel, sympy.And, sympy.Or, sympy.Not, sympy.logic.boolalg.BooleanAtom)
 _COMPARISONS: dict[type, str] = {
@@ -349,13 +367,13 @@ _COMPARISONS: dict[type, str] = {
     sympy.Unequality: "ne",
 }
 _EXTREMES: dict[type, Callable[[Expr, Expr], Expr]] = {
-    torch_sympy.Max: maximum,
-    torch_sympy.Min: minimum,
+    Max: maximum,
+    Min: minimum,
     sympy.Max: maximum,
     sympy.Min: minimum,
 }
 _FLOAT_PAIRS: dict[type, str] = {
-    torch_sympy.IntTrueDiv: "div",
-    torch_sympy.FloatTrueDiv: "div",
-    torch_sympy.FloatPow: "pow",
+    IntTrueDiv: "div",
+    FloatTrueDiv: "div",
+    FloatPow: "pow",
 }

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..dtypes import DType
 from ..errors import UnsupportedOp
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, from_start, linearize, maximum
+from ..torch_private import statically_known_true
 from .builder import Builder, as_value
 from .float_to_integer import to_dtype
 from .promotion import Operand

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from ..torch_private import _check, guard_or_false
 from . import custom_ops as _custom_ops  # noqa: F401  defines webgpu::uniform
 from .score_functions import parsed
 
@@ -114,7 +114,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple
 
 @attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    torch._check(query.shape[1] % key.shape[1] == 0)  # type: ignore[no-untyped-call]
+    _check(query.shape[1] % key.shape[1] == 0)  # type: ignore[no-untyped-call]
     safe = AttentionOptions(*options).safe
     rows = query.shape[:3] if safe else (2, *query.shape[:3])
     statistic = query.new_empty(rows, dtype=_opmath_dtype(query))

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..torch_private import OpOverload
+
 
 @torch.library.custom_op("webgpu::seed", mutates_args=(), schema="(int stream) -> Tensor")
 def seed(stream: int) -> Tensor:
@@ -69,4 +71,4 @@ torch.library.define(
     "Tensor proj_weight, Tensor proj_bias, Tensor? mask=None, bool need_weights=True, "
     "bool average_attn_weights=True, int? mask_type=None) -> (Tensor, Tensor)",
 )
-self_attention: torch._ops.OpOverload = torch.ops.webgpu.self_attention.default
+self_attention: OpOverload = torch.ops.webgpu.self_attention.default

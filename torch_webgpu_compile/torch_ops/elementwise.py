@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
 from torch.fx import Node
+
+from ..torch_private import OpOverload, core_aten_decompositions
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._ops import OpOverload
+from ..torch_private import OpOverload
 
 NO_IMPLEMENTATION = (
     'it has no implementation for webgpu tensors: its register_kernel("webgpu") would give it one'

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private import OpOverload
+
 
 def unpacked(packed: Tensor) -> Tensor:
     """int32 in [0, 16): the elements of rows of int32 or int8, the lowest bits first.
@@ -96,4 +98,4 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _linear.register_autograd(_gradients, setup_context=_save)
-linear: torch._ops.OpOverload = torch.ops.webgpu.int4_linear.default
+linear: OpOverload = torch.ops.webgpu.int4_linear.default

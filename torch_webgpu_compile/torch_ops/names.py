@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
+from ..torch_private import OpOverload
 
 
 def dispatch_name(op: OpOverload) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from ..torch_private import make_fx
 from .elementwise import (
     Argument,
     NotElementwise,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
+from ..torch_private import OpOverload
 
 WITHOUT_HOST: set[OpOverload] = set()
 """Operators that a GPU alone computes: where one has no kernel, that is an error."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import AdapterError
 from ..lowering.registry import LoweringFunction, lowers_again
 from ..torch_ops import written
+from ..torch_private import OpOverload
 
 _DEVICE = "webgpu"
 
@@ -22,7 +23,7 @@ def define(
     lowering: LoweringFunction,
     *,
     pointwise: bool = False,
-) -> torch._ops.OpOverload:
+) -> OpOverload:
     """Defines an operator that this package's device and backend compute.
 
     It replaces an operator of that name that was defined before. CPU tensors of an eager call go to
@@ -43,13 +44,13 @@ def define(
         name, compute, mutates_args=(), device_types="cpu", schema=schema
     )
     definition.register_fake(fake)
-    overload: torch._ops.OpOverload = definition._opoverload
+    overload: OpOverload = definition._opoverload
     lowers_again(overload, lowering)
     written.add(overload, pointwise)
     return overload
 
 
-def _on_gpu(name: str, overload: torch._ops.OpOverload, arguments: Sequence[Any]) -> Any:
+def _on_gpu(name: str, overload: OpOverload, arguments: Sequence[Any]) -> Any:
     try:
         device = torch.device(_DEVICE)
     except RuntimeError as error:
@@ -72,7 +73,7 @@ class Operator:
         overload: what graphs call: ``torch.ops.namespace.name.default``.
     """
 
-    def __init__(self, name: str, overload: torch._ops.OpOverload) -> None:
+    def __init__(self, name: str, overload: OpOverload) -> None:
         self.name = name
         self.overload = overload
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..lowering.user_wgsl import lower_function
+from ..torch_private import OpOverload
 from ..user_wgsl.modules import WgslFunction, parse_function
 from ..user_wgsl.source import find_source, remember
 from .definition import Operator, define
@@ -259,7 +260,7 @@ def _common(tensors: Sequence[Tensor]) -> Tensor:
         return reduce(torch.add, [torch.empty_like(t, dtype=torch.float32) for t in tensors])
 
 
-def _batched(overload: torch._ops.OpOverload, count: int) -> Callable[..., Any]:
+def _batched(overload: OpOverload, count: int) -> Callable[..., Any]:
     """The rule of ``torch.func.vmap`` for an elementwise operator of so many results."""
 
     def rule(info: Any, dims: Sequence[int | None], *tensors: Tensor) -> Any:

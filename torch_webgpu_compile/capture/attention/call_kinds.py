@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ...torch_private import HigherOrderOperator, OpOverload, statically_known_true
 
 aten = torch.ops.aten
 
@@ -200,12 +201,12 @@ def has_effect(node: Node, random: bool = False) -> bool:
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
     target = node.target
-    if node.op == "call_module" or isinstance(target, torch._ops.HigherOrderOperator):
+    if node.op == "call_module" or isinstance(target, HigherOrderOperator):
         return True
     name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
     if random and any(word in name for word in _RANDOM):
         return True
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._schema.is_mutable
     # There a last "_" tells names from keywords: `operator.or_`.
     if getattr(target, "__module__", "") == "_operator":

@@ -15,14 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.flex_attention import (
-    _permute_strides,
-    sdpa_dense,
-    sdpa_dense_backward,
-)
 
 from ...torch_ops.attention_ops import AttentionOptions, attend, masked_scores
 from ...torch_ops.elementwise import NotElementwise
+from ...torch_private import _permute_strides, sdpa_dense, sdpa_dense_backward
 from .operators import is_supported
 from .score_mods import Modified, Sizes, mask_of, modified_scores
 

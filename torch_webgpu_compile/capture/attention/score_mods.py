@@ -17,10 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from ...torch_ops.elementwise import (
     Argument,
@@ -34,7 +31,8 @@ from ...torch_ops.elementwise import (
     step_of,
 )
 from ...torch_ops.score_functions import ScoreFunction
-from ..tracing import Traced, clean_dispatch, trace
+from ...torch_private import FakeTensorMode, _disable_current_modes, detect_fake_mode, tree_map_only
+from ..tracing import Rules, Traced, clean_dispatch, trace
 
 aten = torch.ops.aten
 
@@ -371,7 +369,7 @@ def _traced(
     function: Any, buffers: Sequence[Any], sizes: Sizes, like: Tensor, of_scores: bool
 ) -> Traced:
     """A function of scores of these sizes, or of positions, as a graph."""
-    mode = torch._guards.detect_fake_mode([like]) or FakeTensorMode()
+    mode = detect_fake_mode([like]) or FakeTensorMode()
     device = like.device
     layouts = [(b.shape, b.dtype, b.device) if isinstance(b, Tensor) else b for b in buffers]
     with clean_dispatch(symbolic=mode.shape_env is not None):
@@ -383,7 +381,8 @@ def _traced(
                 for b in layouts
             ]
         try:
-            traced = trace(function, inputs, mode, core_decompositions(), frozenset(), mutates=True)
+            rules = Rules(core_decompositions(), frozenset())
+            traced = trace(function, inputs, mode, rules, mutates=True)
         except Exception as error:  # of a function that takes single numbers only, or is wrong
             raise NotElementwise(str(error)) from error
     if traced.mutated or not isinstance(traced.results, Node):

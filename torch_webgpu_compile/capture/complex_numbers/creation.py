@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._prims  # defines the operators
 from torch import Tensor
 
+from ...torch_private import convert_element_type
 from .pair import COMPONENTS, Pair, as_pair, constant, join, separate
 from .registry import ComplexCall, overloads, rule
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def _filled(call: ComplexCall, value: Any) -> Pair:
@@ -100,7 +99,7 @@ def _to_copy(call: ComplexCall, self: Any, **_: Any) -> Any:
     return _converted(call, self.to(device) if isinstance(self, Tensor) else self)
 
 
-@rule(prims.convert_element_type.default)
+@rule(convert_element_type)
 def _convert_element_type(call: ComplexCall, a: Any, dtype: torch.dtype) -> Any:
     return _converted(call, a)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ...torch_private import OpOverload
 from .pair import Pair, as_pair, choose, constant
 from .registry import ComplexCall, register, rule
 

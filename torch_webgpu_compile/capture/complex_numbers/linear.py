@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from ...errors import UnsupportedOp
+from ...torch_private import tree_map
 from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import ComplexCall, overloads, register, rule
 

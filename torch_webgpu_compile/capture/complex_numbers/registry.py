@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+
+from ...torch_private import OpOverload, OpOverloadPacket
 
 
 @dataclass(frozen=True, slots=True)

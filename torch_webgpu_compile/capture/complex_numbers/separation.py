@@ -8,21 +8,26 @@ lowering, fusion and kernels know nothing of complex numbers. Nodes without any 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
-from ..tracing import Recorder, clean_dispatch
+from ...torch_private import (
+    FakeTensorMode,
+    OpOverload,
+    _disable_current_modes,
+    tree_any,
+    tree_leaves,
+    tree_map_only,
+)
+from ..fx_graphs import attribute_of, fake_mode_of, values_of
+from ..tracing import Recorder, Rules, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import RULES, ComplexCall
@@ -30,8 +35,6 @@ from .registry import RULES, ComplexCall
 aten = torch.ops.aten
 
 FAMILIES = (creation, functions, linear, products, reductions)  # whose import fills `RULES`
-
-Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,22 @@ class RealGraph:
     outputs: frozenset[int] = frozenset()
 
 
-def separate_graph(
-    module: GraphModule, decompositions: Decompositions, native: frozenset[OpOverload]
-) -> RealGraph:
+def separate_graph(module: GraphModule, rules: Rules) -> RealGraph:
     """The graph on real tensors; the same one if it has no complex numbers.
 
     Args:
         module: a functional ATen graph with fake tensors.
-        decompositions, native: as for `tracing.trace`.
+        rules: as for `tracing.trace`.
 
     Raises:
         UnsupportedOp: an operator on complex tensors has no rule.
     """
-    values = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    if not any(map(_is_complex, values)):
+    if not any(map(_is_complex, values_of(module.graph))):
         return RealGraph(module)
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    mode = fake_mode_of(module.graph)
+    assert mode is not None
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
-        return _Separation(module, mode, Recorder(decompositions, native)).run()
+        return _Separation(module, mode, Recorder(rules)).run()
 
 
 def _is_complex(value: Any) -> bool:
@@ -110,11 +111,9 @@ class _Separation:
         return frozenset(found)
 
     def _attribute(self, node: Node) -> None:
-        value: Any = self._module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attribute_of(self._module, node)
         if isinstance(value, Tensor) and value.is_complex():
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 value = torch.view_as_real(value.resolve_conj())
             fake = self._mode.from_tensor(value)
             self._recorder.constant(str(node.target), value, fake)

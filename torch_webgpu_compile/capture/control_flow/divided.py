@@ -9,11 +9,15 @@ from typing import Any, Protocol, assert_never
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ...captured import saved_tensors_have_hooks
 from ...symbolic.sizes import may_overlap, storage_span
+from ...torch_private import (
+    _unsafe_preserve_version_counter,
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
+)
 from . import loops
 from .numbers import Number
 from .parts import Call, Check, Divided, Part, Pick, Slot

@@ -7,61 +7,56 @@ see `parts`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..tracing import Recorder, Traced, clean_dispatch
+from ...torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    tree_leaves,
+    tree_map_only,
+)
+from ..fx_graphs import attribute_of, fake_mode_of
+from ..tracing import Recorder, Rules, Traced, clean_dispatch
 from .rules import RULES, Function, NotInlined, traced_alone
 
 aten = torch.ops.aten
 
-Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
-
-def inline_operators(
-    module: GraphModule, decompositions: Decompositions, native: frozenset[OpOverload]
-) -> None:
+def inline_operators(module: GraphModule, rules: Rules) -> bool:
     """Replaces the higher-order operators of a graph that have a rule, where it applies.
+
+    Returns:
+        Whether there are such operators.
 
     Args:
         module: a functional ATen graph with fake tensors; changed in place.
-        decompositions, native: as for `tracing.trace`.
+        rules: as for `tracing.trace`.
     """
     if not any(node.target in RULES for node in module.graph.nodes):
-        return
-    values = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+        return False
+    mode = fake_mode_of(module.graph)
     if mode is None:
-        return
+        return False
     with clean_dispatch(symbolic=mode.shape_env is not None), mode:
-        made = Inlining(module, mode, decompositions, native).run()
+        made = Inlining(module, mode, rules).run()
     for name, constant in made.items():
         setattr(module, name, constant)
     module.recompile()
+    return True
 
 
 class Inlining:
     """A graph copied node by node, but for the operators that have a rule."""
 
-    def __init__(
-        self,
-        module: GraphModule,
-        mode: FakeTensorMode,
-        decompositions: Decompositions,
-        native: frozenset[OpOverload],
-    ) -> None:
-        self._module = module
-        self._mode = mode
-        self._decompositions = decompositions
-        self._native = native
-        self._recorder = Recorder(decompositions, native)
+    def __init__(self, module: GraphModule, mode: FakeTensorMode, rules: Rules) -> None:
+        self._module, self._mode, self._rules = module, mode, rules
+        self._recorder = Recorder(rules)
         self._copies: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}  # of inlined operators, and the elements of those
 
@@ -159,8 +154,7 @@ class Inlining:
             lambda *given: tuple(self.evaluate(function, given)),
             arguments,
             self._mode,
-            self._decompositions,
-            self._native,
+            self._rules,
             lambda value: value,
         )
 
@@ -176,14 +170,6 @@ class Inlining:
         fake = self._mode.from_tensor(value)
         self._recorder.constant(f"inlined{len(self._recorder.constants)}", value, fake)
         return fake
-
-
-def attribute_of(module: GraphModule, node: Node) -> Any:
-    """What a ``get_attr`` node gives: a constant, or the graph of a function."""
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _in_layout(value: Any, wanted: Any) -> Any:

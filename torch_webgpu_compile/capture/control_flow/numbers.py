@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.printers import PythonPrinter
 
 from ...errors import UnsupportedOp
+from ...torch_private import PythonPrinter, tree_leaves
+from ..fx_graphs import add_argument
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Number:
     """
 
     names: tuple[str, ...]
-    compute: Callable[..., Any]
+    compute: Callable[..., Any] = field(repr=False)
 
     def of(self, symbols: Mapping[str, Any]) -> Any:
         """Its value."""
@@ -133,11 +133,8 @@ BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
 def take_numbers(graph: GraphModule, numbers: Sequence[torch.SymInt]) -> None:
     """Adds integers to the arguments of a graph, as its last ones."""
-    arguments = graph.graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.graph.nodes))
-    with graph.graph.inserting_before(before):
-        for k, number in enumerate(numbers):
-            graph.graph.placeholder(f"number{k}").meta["val"] = number
+    for k, number in enumerate(numbers):
+        add_argument(graph.graph, f"number{k}", number)
     if numbers:
         graph.recompile()
 

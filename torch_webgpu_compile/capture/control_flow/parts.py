@@ -10,25 +10,28 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-)
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, resolve_unbacked_bindings
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...captured import user_source
-from ...errors import UnsupportedOp
+from ...errors import UnsupportedOp, VerificationError
 from ...torch_ops.assertions import ASSERTIONS
-from .inline import attribute_of
+from ...torch_private import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    free_unbacked_symbols,
+    in_kernel_invocation_manager,
+    resolve_unbacked_bindings,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
+from ..fx_graphs import attribute_of, fake_mode_of
 from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
 
 aten = torch.ops.aten
@@ -57,7 +60,7 @@ class Part:
         static: positions of the arguments that are parameters or buffers.
     """
 
-    module: GraphModule
+    module: GraphModule = field(repr=False)
     takes: tuple[int, ...]
     symbols: tuple[str, ...]
     floats: tuple[str, ...]
@@ -91,7 +94,7 @@ class Call:
     keywords: Any
     functions: Mapping[int, GraphModule]
     gives: int
-    symbols: Mapping[str, Callable[[Any], Any]]
+    symbols: Mapping[str, Callable[[Any], Any]] = field(repr=False)
     dtypes: tuple[torch.dtype | None, ...]
     has_token: bool
 
@@ -236,19 +239,14 @@ class _Division:
         device: torch.device | None,
         host_numbers: HostNumbers,
     ) -> None:
-        self._module = module
-        self._device = device
-        self._host_numbers = host_numbers
+        self._module, self._calls = module, calls
+        self._device, self._host_numbers = device, host_numbers
+        self._placeholders = module.graph.find_nodes(op="placeholder")
+        self._static = {node for k, node in enumerate(self._placeholders) if k in static}
         self._slots: dict[Node, int] = {}
-        placeholders = module.graph.find_nodes(op="placeholder")
-        self._static = {node for k, node in enumerate(placeholders) if k in static}
-        self._placeholders = placeholders
-        self._calls = calls
         self._steps: list[Step] = []
         self._pending: list[Node] = []
-        values = [leaf for n in module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
-        fakes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-        self._mode: FakeTensorMode | None = next(fakes, None)  # None: it computes numbers only
+        self._mode = fake_mode_of(module.graph)
 
     def run(self) -> Divided:
         outputs: tuple[Any, ...] = ()
@@ -473,7 +471,11 @@ class _Division:
     # ---- the life of values
 
     def _last_uses(self, kept: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        last = {slot: k for k, step in enumerate(self._steps) for slot in _slots_in(step)}
+        last = {
+            slot: k
+            for k, step in enumerate(self._steps)
+            for slot in (*_needs(step)[0], *_gives(step))
+        }
         found: list[list[int]] = [[] for _ in self._steps]
         for slot, k in last.items():
             if slot not in kept:
@@ -486,17 +488,60 @@ class _Division:
                 yield self._slots[copy.args[0]]
 
 
-def _slots_in(step: Step) -> list[int]:
+def _needs(step: Step) -> tuple[list[int], set[str]]:
+    """The slots and the symbols that a step reads."""
     match step:
         case Part():
-            return [*step.takes, *step.gives]
+            return list(step.takes), {*step.symbols, *step.floats, *_in_template(step.numbers)[1]}
         case Call():
-            leaves = tree_leaves((step.arguments, step.keywords))
-            return [step.gives, *(leaf.index for leaf in leaves if isinstance(leaf, Slot))]
+            return _in_template((step.arguments, step.keywords))
         case Pick():
-            return [step.source, step.gives]
+            return [step.source], set()
         case Check():
-            return []
+            return _in_template(step.condition)
+
+
+def _gives(step: Step) -> tuple[int, ...]:
+    """The slots of a step's results."""
+    match step:
+        case Part():
+            return step.gives
+        case Call() | Pick():
+            return (step.gives,)
+        case Check():
+            return ()
+
+
+def _in_template(value: Any) -> tuple[list[int], set[str]]:
+    leaves = tree_leaves(value)
+    names = (name for leaf in leaves if isinstance(leaf, Number) for name in leaf.names)
+    return [leaf.index for leaf in leaves if isinstance(leaf, Slot)], set(names)
+
+
+def verify_divided(divided: Divided) -> None:
+    """Raises VerificationError where something is read before it is there, or after its end."""
+    calls = [step for step in divided.steps if isinstance(step, Call)]
+    slots = {slot for slot in divided.arguments if slot is not None}
+    slots.update(slot for call in calls for slot in call.functions)
+    names = set(divided.symbols)
+
+    def require(what: str, needed: tuple[list[int], set[str]]) -> None:
+        missing = [*sorted(set(needed[0]) - slots), *sorted(needed[1] - names)]
+        if missing:
+            raise VerificationError(f"{what} of a graph in parts: {missing} is not there")
+
+    for k, step in enumerate(divided.steps):
+        require(f"step {k}", _needs(step))
+        slots.update(_gives(step))
+        slots.difference_update(divided.last_uses[k])
+        if isinstance(step, Call):
+            names.update(step.symbols)
+    require("the results", _in_template(divided.returns))
+
+
+def format_divided(divided: Divided) -> str:
+    """The steps, for a person to read."""
+    return "\n".join([*map(str, divided.steps), f"return {divided.returns}"])
 
 
 def _is_tensor(node: Node) -> bool:

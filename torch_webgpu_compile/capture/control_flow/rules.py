@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from ...torch_ops.elementwise import NotElementwise
-from ..tracing import Traced, clean_dispatch, trace
+from ...torch_private import FakeTensorMode, OpOverload
+from ..tracing import Rules, Traced, clean_dispatch, trace
 from .scans import elementwise_scan
 
 aten = torch.ops.aten
@@ -77,8 +76,7 @@ def traced_alone(
     function: Function,
     arguments: Sequence[Any],
     mode: FakeTensorMode,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     lift: Callable[[Tensor], Tensor],
 ) -> Traced:
     """`Functions.traced` of a function whose results are a tuple; the others as for `trace`.
@@ -93,7 +91,7 @@ def traced_alone(
                 for a in arguments
             ]
         try:
-            return trace(function, inputs, mode, decompositions, native, mutates=False, lift=lift)
+            return trace(function, inputs, mode, rules, mutates=False, lift=lift)
         except (RuntimeError, TypeError, UnsupportedOp) as error:
             raise NotInlined(str(error)) from error
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._pytree import tree_map_only
 
 from ...torch_ops import scans as _scans  # noqa: F401  defines webgpu::scan
 from ...torch_ops.elementwise import (
@@ -28,6 +26,7 @@ from ...torch_ops.elementwise import (
     step_of,
 )
 from ...torch_ops.scans import ScanFunction
+from ...torch_private import OpOverload, tree_map_only
 from ..tracing import Traced, is_random
 
 aten = torch.ops.aten

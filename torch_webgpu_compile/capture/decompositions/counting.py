@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import linspace_reference
+
 aten = torch.ops.aten
 
 
@@ -142,10 +144,10 @@ def linspace(start: Any, end: Any, steps: int, **keywords: Any) -> Any:
     """
     dtype = keywords.get("dtype")
     if dtype is None or dtype.is_floating_point or dtype.is_complex:
-        return torch._refs.linspace(start, end, steps, **keywords)
+        return linspace_reference(start, end, steps, **keywords)
     low, high = (x.to(torch.int64) if isinstance(x, Tensor) else int(x) for x in (start, end))
     if any(isinstance(x, int) and abs(x) * steps >= 1 << 62 for x in (low, high)):
-        return torch._refs.linspace(start, end, steps, **keywords)
+        return linspace_reference(start, end, steps, **keywords)
     place = torch.arange(steps, device=keywords.get("device"))
     parts = max(steps - 1, 1)
     return torch.div(low * parts + (high - low) * place, parts, rounding_mode="trunc").to(dtype)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from ...torch_private import OpOverload
 
 aten = torch.ops.aten
 

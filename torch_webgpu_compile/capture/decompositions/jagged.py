@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import OpOverload
+
 aten = torch.ops.aten
 
 
@@ -54,7 +56,7 @@ def _along(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim()))
 
 
-DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._jagged_to_padded_dense_forward.default: to_padded,
     aten._padded_dense_to_jagged_forward.default: from_padded,
 }

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...torch_ops import int4
+from ...torch_private import OpOverload
 
 aten = torch.ops.aten
 

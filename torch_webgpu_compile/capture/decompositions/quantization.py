@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from ...torch_private import DispatchKey, OpOverload, _int_mm
 
 aten = torch.ops.aten
 
-_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
+_KEY = DispatchKey.CompositeExplicitAutograd
 
 # Operators whose composite kernel is all that there is to do, because it does not read numbers.
 _COMPOSITE = (
@@ -82,7 +83,7 @@ def with_out_dtype(op: OpOverload, dtype: torch.dtype, *arguments: Any) -> Tenso
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     bytes_only = all(tensor.dtype is torch.int8 for tensor in tensors)
     if op is aten.mm.default and dtype is torch.int32 and bytes_only:
-        return torch._int_mm(*arguments)
+        return _int_mm(*arguments)
     wide = dtype
     for tensor in tensors:
         wide = torch.promote_types(wide, tensor.dtype)

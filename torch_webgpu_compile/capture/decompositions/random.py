@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
 
 from ...torch_ops import custom_ops as _custom_ops  # noqa: F401  defines the operators
+from ...torch_private import OpOverload, tree_map_only
 
 aten = torch.ops.aten
 

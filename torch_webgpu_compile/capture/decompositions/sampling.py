@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+
+from ...torch_private import suggest_memory_format
 
 aten = torch.ops.aten
 

@@ -7,16 +7,21 @@ decomposition if there is a good one, so lowering an operator is enough to stop 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._ops import OpOverload
 
 from ...torch_ops.names import dispatch_name
+from ...torch_private import (
+    DispatchKey,
+    OpOverload,
+    _dispatch_get_all_op_names,
+    _dispatch_has_kernel_for_dispatch_key,
+    core_aten_decompositions,
+    decomposition_table,
+)
 from . import (
     counting,
     ctc,
@@ -40,7 +45,7 @@ from . import (
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_COMPOSITE = DispatchKey.CompositeExplicitAutograd
 
 Decomposition = Callable[..., Any]
 
@@ -92,7 +97,7 @@ def _candidates() -> dict[OpOverload, Decomposition]:
 def _of_lists() -> dict[OpOverload, Decomposition]:
     """``_foreach`` operators, tensor by tensor: their composite kernels call other operators."""
     found: dict[OpOverload, Decomposition] = {}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in _dispatch_get_all_op_names():
         short = name.removeprefix("aten::")
         packet, _, overload = short.partition(".")
         if not short.startswith("_foreach_") or overload.endswith("out"):
@@ -114,7 +119,7 @@ _LISTS_FROM_IN_PLACE: dict[OpOverload, Decomposition] = {
 
 def is_composite(op: OpOverload) -> bool:
     """Whether PyTorch implements an operator, on any device, by calls of other operators."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
+    return _dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
 
 
 def _is_inplace(op: OpOverload) -> bool:
@@ -144,24 +149,6 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
     chosen.update(grouped.of_transformers())
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
-
-
-@contextmanager
-def own_rules_first() -> Iterator[None]:
-    """No rule of `OWN` is preceded by one that PyTorch applies before autograd, as long as this.
-
-    PyTorch's of ``multilabel_margin_loss_forward`` adds margins of class 0 for every missing label.
-    """
-    key = torch._C.DispatchKey.Autograd
-    taken = {op: op.py_kernels.pop(key) for op in OWN if key in op.py_kernels}
-    try:
-        for op in taken:
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        for op, kernel in taken.items():
-            op.py_kernels[key] = kernel
-            op._dispatch_cache.clear()
 
 
 def _zeros_and_scatter(

@@ -9,10 +9,9 @@ from functools import lru_cache, reduce
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from ...errors import UnsupportedOp
+from ...torch_private import OpOverload, _should_allow_numbers_as_tensors, tree_leaves
 from .calls import TensorSpec
 
 _CPU = torch.device("cpu")
@@ -81,7 +80,7 @@ def with_tensors(op: OpOverload, positional: Sequence[Any]) -> list[Any]:
         if isinstance(positional[k], _NUMBERS) and _is_tensor(argument.type)
     ]
     name = op._schema.name.split("::")[1]
-    if not wrapped or torch._C._should_allow_numbers_as_tensors(name):
+    if not wrapped or _should_allow_numbers_as_tensors(name):
         return list(positional)
     tensors = [value for value in positional if isinstance(value, torch.Tensor)]
     return [

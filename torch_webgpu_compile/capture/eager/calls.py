@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec
 
 from ...captured import CapturedGraph, Phase
+from ...torch_private import TreeSpec
 from .numbers import Numbers
 
 

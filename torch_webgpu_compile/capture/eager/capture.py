@@ -15,22 +15,27 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...torch_ops.names import dispatch_name
-from ..complex_numbers.separation import separate_graph
+from ...torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    OpOverload,
+    TreeSpec,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    _dispatch_has_computed_kernel_for_dispatch_key,
+    _dispatch_has_kernel_for_dispatch_key,
+    tree_flatten,
+    tree_unflatten,
+)
 from ..decompositions.table import decompositions
-from ..tracing import Traced, call_with_symbols, clean_dispatch, take_seeds, trace
+from ..fx_graphs import add_argument
+from ..graph.passes import CALL, Draft, State, run
+from ..tracing import Rules, Traced, call_with_symbols, clean_dispatch, trace
 from . import device_ops
 from .arguments import (
     as_traced,
@@ -192,8 +197,8 @@ def _trace(
             filled[k] = value
         return traceable.apply(filled)
 
-    table, mutates = _table(native), traceable.mutates
-    return trace(call, inputs.values, inputs.mode, table, native, mutates=mutates)
+    rules = _rules_of(native)
+    return trace(call, inputs.values, inputs.mode, rules, mutates=traceable.mutates)
 
 
 def _call(
@@ -210,17 +215,12 @@ def _call(
         raise UnsupportedOp(traceable.name, "it changes two arguments that share memory", _ON_HOST)
     results, results_spec = _results(traced, taken, traceable.gives_leaves)
     places, numbers = _take_numbers(traced.module.graph, inputs, held_in)
-    seeds = take_seeds(traced.module)
-    real = separate_graph(traced.module, _table(native), native)
-    phase = Phase(
-        "inference", seeds=seeds, complex_inputs=real.inputs, complex_outputs=real.outputs
-    )
-    # A complex element is two real ones.
-    offsets = {k: 2 * v if k in real.inputs else v for k, v in inputs.offsets.items()}
     name = f"eager{next(_numbers)}_{traceable.short}"
+    captured = CapturedGraph(name, traced.module, frozenset(), inputs.offsets, places)
+    draft = run(Draft(captured, Phase("inference")), State(_rules_of(native)), CALL)
     return CapturedCall(
-        CapturedGraph(name, real.module, frozenset(), offsets, places),
-        phase,
+        draft.captured,
+        draft.phase,
         taken,
         numbers,
         inputs.free_numbers,
@@ -244,13 +244,9 @@ def _take_numbers(
     if not found:
         return {}, None
     entries = sorted((Number(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
-    arguments = graph.find_nodes(op="placeholder")
-    before = arguments[-1].next if arguments else next(iter(graph.nodes))
-    with graph.inserting_before(before):
-        node = graph.placeholder("numbers")
+    position = len(graph.find_nodes(op="placeholder"))
     with inputs.mode:
-        node.meta["val"] = torch.empty((len(entries),), dtype=dtype)
-    position = len(arguments)
+        add_argument(graph, "numbers", torch.empty((len(entries),), dtype=dtype))
     places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
     return places, Numbers(entries, dtype)
 
@@ -263,13 +259,13 @@ def _check_schema(op: OpOverload) -> None:
 
 
 @lru_cache(maxsize=1)
-def _table(native: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    return decompositions(native) | device_ops.DECOMPOSITIONS
+def _rules_of(native: frozenset[OpOverload]) -> Rules:
+    return Rules(decompositions(native) | device_ops.DECOMPOSITIONS, native)
 
 
 @lru_cache(maxsize=1)
-def _rules() -> dict[OpOverload, Callable[..., Any]]:
-    return _table.__wrapped__(frozenset())
+def _host_rules() -> Rules:
+    return _rules_of.__wrapped__(frozenset())
 
 
 def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
@@ -279,10 +275,10 @@ def rule_for_host(op: OpOverload) -> Callable[..., Any] | None:
     """
     name = dispatch_name(op)
     if op in device_ops.DECOMPOSITIONS:  # the CPU's kernel of some of these only refuses
-        is_there = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        is_there = _dispatch_has_kernel_for_dispatch_key(name, "CPU")
     else:
-        is_there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
-    return None if is_there else _rules().get(op)
+        is_there = _dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+    return None if is_there else _host_rules().decompositions.get(op)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...torch_ops import attention_ops, custom_ops
 from ...torch_ops.attention_ops import AttentionOptions
+from ...torch_private import OpOverload
 from ..attention import operators
 from ..decompositions import random
 

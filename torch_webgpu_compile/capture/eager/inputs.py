@@ -16,15 +16,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import UnsupportedOp
 from ...symbolic.size_classes import SizeClass, size_class
+from ...torch_private import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensor,
+    FakeTensorMode,
+    PythonPrinter,
+    ShapeEnv,
+    ValueRanges,
+    int_oo,
+)
 from .arguments import MAX_INT, exact_match, key_of, overlap
 from .calls import TensorSpec
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
-from torch.utils._pytree import tree_map_only
+
+from ...torch_private import OpOverload, suggest_memory_format, tree_map_only
 
 aten = torch.ops.aten
 

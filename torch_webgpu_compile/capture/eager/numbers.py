@@ -16,8 +16,8 @@ import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Graph
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.printers import PythonPrinter
+
+from ...torch_private import PythonPrinter, tree_leaves
 
 
 def expressions_of(graph: Graph, symbols: Mapping[str, int]) -> tuple[sympy.Expr, ...]:

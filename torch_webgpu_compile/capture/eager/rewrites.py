@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ...torch_private import OpOverload
 from ..attention.operators import attention
 from ..decompositions import fused_optimizers
 from ..decompositions.fused_optimizers import wide

@@ -14,12 +14,10 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map_only
-
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR
 from ...symbolic.sizes import may_overlap, storage_span
+from ...torch_private import OpOverload, tree_leaves, tree_map_only
 from .arguments import key_of, number_dtype, symbolic_leaves
 from .calls import CapturedCall, TensorSpec
 from .capture import Traceable, apply_op, capture

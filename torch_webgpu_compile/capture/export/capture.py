@@ -8,17 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
-from ..complex_numbers.separation import separate_graph
+from ...torch_private import (
+    FakeTensor,
+    OpOverload,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
-from ..tracing import Recorder, Traced, clean_dispatch, run, take_seeds
+from ..graph import passes
+from ..graph.passes import CALL, Draft, State
+from ..tracing import Recorder, Rules, Traced, clean_dispatch, run_functional
 from .inputs import Dimension, ExportInputs, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record
@@ -88,15 +93,15 @@ def capture_function(
     Raises:
         UnsupportedOp: the function cannot be captured; the message says where and why.
     """
-    table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
+    rules = Rules(decompositions(native) | symbolic_numbers.DECOMPOSITIONS, native)
     autocast = torch.float16 if half is not None else None
-    recorded = record(inputs, names, table, native, autocast)
+    recorded = record(inputs, names, rules, autocast)
     states = tuple(recorded.states.values())
     halved = frozenset(k for k, s in enumerate(states) if half is not None and half(s))
     with clean_dispatch(symbolic=True), any_sizes():
         fakes = inputs.fakes()
         values = [*fakes, *(_fake(inputs, s, k in halved) for k, s in enumerate(states))]
-        traced = _functional(recorded, values, len(fakes), inputs, table, native)
+        traced = _functional(recorded, values, len(fakes), inputs, rules)
     inputs.settle()
     _refuse_aliases(states, traced.mutated, len(fakes))
     for position in traced.mutated:
@@ -109,18 +114,18 @@ def capture_function(
     returned, structure = _results(traced, values)
     mutated = {position - len(fakes) for position in traced.mutated}
     used = _drop_unused(traced.module, len(fakes), returned)
-    seeds = take_seeds(traced.module)
-    real = separate_graph(traced.module, table, native)
-    if real.inputs or real.outputs:
-        raise UnsupportedOp(
-            "export", "an input, state or result is complex", "use torch.view_as_real"
-        )
     numbers = {old: new for new, old in enumerate(used)}
     changed = frozenset(numbers[k] for k in mutated)
     static = frozenset(len(fakes) + k for k in range(len(used)) if k not in changed)
+    draft = Draft(CapturedGraph(name, traced.module, static), Phase("inference"))
+    draft = passes.run(draft, State(rules), CALL)
+    if draft.phase.complex_inputs or draft.phase.complex_outputs:
+        raise UnsupportedOp(
+            "export", "an input, state or result is complex", "use torch.view_as_real"
+        )
     return CapturedFunction(
-        CapturedGraph(name, real.module, static),
-        Phase("inference", seeds=seeds),
+        draft.captured,
+        draft.phase,
         dict(zip(inputs.names, fakes, strict=True)),
         tuple(states[k] for k in used),
         changed,
@@ -164,43 +169,26 @@ def _functional(
     values: Sequence[FakeTensor],
     input_count: int,
     inputs: ExportInputs,
-    table: dict[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
 ) -> Traced:
     """The recorded graph once more: functional, and with decompositions."""
     numbers = {name: input_count + k for k, name in enumerate(recorded.states)}
-    recorder = Recorder(table, native)
+    recorder = Recorder(rules)
 
     def replay(*given: Any) -> Any:
-        known: dict[Node, Any] = {}
-        placeholders = iter(given[:input_count])
-        for node in recorded.module.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = next(placeholders)
-            elif node.op == "get_attr":
-                name = str(node.target)
-                if name in numbers:
-                    value, real = given[numbers[name]], recorded.states[name]
-                    known[node] = value if value.dtype == real.dtype else value.to(real.dtype)
-                else:
-                    known[node] = getattr(recorded.module, name)
-            else:
-                recorder.stack_trace = node.meta.get("stack_trace")
-                args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
-                known[node] = node.target(*args, **kwargs)
+        def attribute(name: str) -> Any:
+            if name not in numbers:
+                return getattr(recorded.module, name)
+            value, real = given[numbers[name]], recorded.states[name]
+            return value if value.dtype == real.dtype else value.to(real.dtype)
+
+        known = recorder.replay(recorded.module, given, attribute)
         for name, node in recorded.replaced:
             given[numbers[name]].copy_(known[node])
         return tree_map_only(Node, known.__getitem__, recorded.results)
 
     with inputs.mode:
-        for number, value in enumerate(values):
-            recorder.input(f"arg{number}", value)
-        traced = run(recorder, replay, values, mutates=True)
-    if not recorder.is_functional:
-        raise UnsupportedOp(
-            "export", "it changes a tensor in a way that cannot be captured", "report this"
-        )
-    return traced
+        return run_functional(recorder, replay, values)
 
 
 def _refuse_aliases(states: Sequence[Tensor], mutated: Collection[int], first: int) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ...torch_private import FakeTensorMode, tree_flatten, tree_unflatten
 from ..control_flow.rules import Function, traced_alone
-from ..tracing import Traced
+from ..tracing import Rules, Traced
 
 
 class PythonFunctions:
@@ -21,20 +19,13 @@ class PythonFunctions:
     Args:
         mode: of the call's tensors.
         lift: gives the fake tensor that stands for a real one.
-        decompositions, native: as for `tracing.trace`.
+        rules: as for `tracing.trace`.
     """
 
     def __init__(
-        self,
-        mode: FakeTensorMode,
-        lift: Callable[[Tensor], Tensor],
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        self, mode: FakeTensorMode, lift: Callable[[Tensor], Tensor], rules: Rules
     ) -> None:
-        self._mode = mode
-        self._lift = lift
-        self._decompositions = decompositions
-        self._native = native
+        self._mode, self._lift, self._rules = mode, lift, rules
         self._structure = tree_flatten(())[1]
 
     def evaluate(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
@@ -47,8 +38,7 @@ class PythonFunctions:
             lambda *given: tuple(self._flat(function(*given))),
             arguments,
             self._mode,
-            self._decompositions,
-            self._native,
+            self._rules,
             self._lift,
         )
 

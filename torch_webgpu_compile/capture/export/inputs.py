@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 from sympy import Symbol  # type: ignore[import-untyped]
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
-from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_unflatten
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import UnsupportedOp
+from ...torch_private import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensor,
+    FakeTensorMode,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+    TreeSpec,
+    ValueRanges,
+    _disable_current_modes,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 
 LARGEST = (1 << 31) - 1
 """Of a size that has no largest value."""
@@ -186,7 +194,7 @@ class ExportInputs:
         """New fake tensors, one per name; of floats without gradients."""
         made = []
         for name, example in self.tensors.items():
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 meta = torch.empty(self._sizes[name], dtype=example.dtype, device="meta")
             made.append(FakeTensor(self.mode, meta, example.device))
         return made

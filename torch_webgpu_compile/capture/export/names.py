@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...torch_private import is_traceable_wrapper_subclass
 from ...web.manifest import Kind
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]

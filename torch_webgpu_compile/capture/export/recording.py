@@ -10,36 +10,41 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import (
+from torch.fx import GraphModule, Node
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from ...captured import user_source
+from ...errors import UnsupportedOp
+from ...torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    GuardOnDataDependentSymNode,
+    HigherOrderOperator,
+    _disable_current_modes,
+    _get_mkldnn_enabled,
+    _get_nnpack_enabled,
+    _set_mkldnn_enabled,
+    _set_nnpack_enabled,
+    enable_python_dispatcher,
+    tree_map_only,
 )
-from torch.fx import GraphModule, Node
-from torch.fx.experimental import _config as symbolic_config
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
-
-from ...captured import user_source
-from ...errors import UnsupportedOp
+from ...torch_private import shapes_config as symbolic_config
 from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
+from ..patches import compiling_flag
 from ..refusals import refusal
-from ..tracing import Recorder
+from ..tracing import Recorder, Rules
 from .functions import PythonFunctions
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
@@ -85,14 +90,13 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         mode: FakeTensorMode,
-        decompositions: Mapping[OpOverload, Callable[..., Any]],
-        native: frozenset[OpOverload],
+        rules: Rules,
     ) -> None:
-        super().__init__({}, _Everything())
+        super().__init__(Rules({}, _Everything()))
         self.supports_higher_order_operators = True
         self.states: dict[str, Tensor] = {}
         self._mode = mode
-        self._functions = PythonFunctions(mode, self.stand_in, decompositions, native)
+        self._functions = PythonFunctions(mode, self.stand_in, rules)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,14 +184,13 @@ class _Rewrites(TorchFunctionMode):
 def record(
     inputs: ExportInputs,
     names: Names,
-    decompositions: Mapping[OpOverload, Callable[..., Any]],
-    native: frozenset[OpOverload],
+    rules: Rules,
     autocast: torch.dtype | None = None,
 ) -> Recorded:
     """Records one call.
 
     Args:
-        decompositions, native: as for `tracing.trace`, of the functions of loops and branches.
+        rules: as for `tracing.trace`, of the functions of loops and branches.
         autocast: of autocast around the call, if any.
 
     Raises:
@@ -196,7 +199,7 @@ def record(
     """
     before = _Snapshot(names)
     try:
-        recorder = _CallRecorder(inputs.mode, decompositions, native)
+        recorder = _CallRecorder(inputs.mode, rules)
         recorded = _record(recorder, inputs, autocast, before)
         kept = before.new_gradients()
         before.restore()
@@ -205,7 +208,7 @@ def record(
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)
             before = _Snapshot(names)
-            recorder = _CallRecorder(inputs.mode, decompositions, native)
+            recorder = _CallRecorder(inputs.mode, rules)
             again = _record(recorder, inputs, autocast, before)
             gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
             if any(key_of(state) in gradients for state in again.states.values()):
@@ -317,15 +320,15 @@ class _Snapshot:
 def any_sizes() -> Iterator[None]:
     """Keeps PyTorch from asking whether sizes are 0 or 1, or good for one of its own kernels."""
     # `torch.backends.mkldnn.flags` also sets unrelated flags, which warns on some CPUs.
-    enabled = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    torch._C._set_nnpack_enabled(False)
+    enabled = _get_mkldnn_enabled(), _get_nnpack_enabled()
+    _set_mkldnn_enabled(False)
+    _set_nnpack_enabled(False)
     try:
         with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled[0])
-        torch._C._set_nnpack_enabled(enabled[1])
+        _set_mkldnn_enabled(enabled[0])
+        _set_nnpack_enabled(enabled[1])
 
 
 @contextmanager
@@ -336,13 +339,11 @@ def _optimizers(recorder: _CallRecorder) -> Iterator[None]:
         with _disable_current_modes():
             prepare(optimizer)
 
-    flag = torch.compiler._is_compiling_flag
     handle = register_optimizer_step_pre_hook(before_step)
-    torch.compiler._is_compiling_flag = True
     try:
-        yield
+        with compiling_flag.install():
+            yield
     finally:
-        torch.compiler._is_compiling_flag = flag
         handle.remove()
 
 

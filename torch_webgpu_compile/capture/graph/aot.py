@@ -9,32 +9,35 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.schemas import MutationType, OutputType
-from torch._guards import TracingContext
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.fx import GraphModule, Node
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
-from .. import tracing
-from ..complex_numbers.separation import separate_graph
+from ...passes import Form
+from ...torch_private import (
+    MutationType,
+    OpOverload,
+    OutputType,
+    aot_autograd,
+    is_traceable_wrapper_subclass,
+    min_cut_rematerialization_partition,
+)
 from ..control_flow.divided import DividedGraph, Place
-from ..control_flow.inline import inline_operators
-from ..control_flow.numbers import WithNumbers, take_numbers
-from ..control_flow.parts import Call, Calls, HostNumbers, Part, calls_between, divide
+from ..control_flow.numbers import WithNumbers
+from ..control_flow.parts import Call, HostNumbers, Part, calls_between
 from ..decompositions import symbolic_numbers
-from ..decompositions.table import decompositions, own_rules_first
-from . import double_backward, dynamo, patterns, recompute, regions
-from .argument_views import take_views, token_count, with_views
+from ..decompositions.table import decompositions
+from ..patches import fusible_operators, own_rules, region_schemas
+from ..tracing import Rules, is_random
+from . import double_backward, dynamo, passes
+from .argument_views import token_count, with_views
+from .passes import Draft, State, aot_metadata
 from .refused import check_calls
 from .unstorable import (
     Reason,
@@ -49,24 +52,41 @@ BoxedFunction = Callable[[list[Any]], Sequence[Any]]
 
 _numbers = itertools.count()
 
-
 _REFUSE = on_fallback("error")
-_NO_FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType({})
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What capture asks of the rest of the package, and tells it.
+
+    Attributes:
+        on_host: told why a graph is not compiled; raises where it has to be.
+        on_whole: told of a compiled graph that is all there is to Dynamo's graph.
+        gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
+            its tensors are.
+        host_numbers: finds the integers in a graph that no plan computes of its arguments.
+        fill: gives tensors the contents that compiled graphs kept elsewhere for a backward graph,
+            before something else reads them.
+        shows: whether somebody wants to read what a pass gave, by the pass's name.
+    """
+
+    on_host: OnFallback = _REFUSE
+    on_whole: Callable[[BoxedFunction], None] = lambda compiled: None
+    gpu: Callable[[], Place | None] = lambda: None
+    host_numbers: HostNumbers = lambda module: ()
+    fill: Callable[[Iterable[Any]], None] = lambda values: None
+    shows: Callable[[str], bool] = lambda name: False
+
+
 def capture(
-    module: torch.fx.GraphModule,
+    module: GraphModule,
     example_inputs: Sequence[Any],
     compile_graph: GraphCompiler,
     native: Collection[OpOverload],
-    on_host: OnFallback = _REFUSE,
-    on_whole: Callable[[BoxedFunction], None] = lambda compiled: None,
-    gpu: Callable[[], Place | None] = lambda: None,
-    host_numbers: HostNumbers = lambda module: (),
-    fill: Callable[[Iterable[Any]], None] = lambda values: None,
+    hooks: Hooks = Hooks(),
 ) -> Callable[..., Any]:
     """Traces a Dynamo graph and compiles each resulting graph with ``compile_graph``.
 
@@ -75,13 +95,6 @@ def capture(
         example_inputs: fake tensors and sizes, in the order of the graph's arguments.
         compile_graph: makes a function of a list of arguments, which it empties, from a graph.
         native: the operators that lowering knows.
-        on_host: told why a graph is not compiled; raises where it has to be.
-        on_whole: told of a compiled graph that is all there is to Dynamo's graph.
-        gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
-            its tensors are.
-        host_numbers: finds the integers in a graph that no plan computes of its arguments.
-        fill: gives tensors the contents that ``compile_graph`` kept elsewhere for a backward graph,
-            before something else reads them.
 
     Raises:
         Exception: what PyTorch's kernels raise about a call in the graph.
@@ -89,206 +102,233 @@ def capture(
             raises, or PyTorch could not run it either.
     """
     check_calls(module)
-    results = _results_of(module)
-    misdescribed = dynamo.misdescribed(module)
-    written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
-    patterns.rewrite_calls(module)
-    number = next(_numbers)
-    static: frozenset[int] = frozenset()
     table = decompositions(native) | symbolic_numbers.DECOMPOSITIONS
-    operators = frozenset(native)
-    direct: BoxedFunction | None = None
-    parts: _Parts | None = None
-    refused: Reason | None = None
-    is_random = twice = has_divided_backward = False
-    kept_at: Place | None = None  # where graphs in parts have what is saved for a backward graph
+    state = State(Rules(table, frozenset(native)), hooks.host_numbers, hooks.shows)
+    return GraphCapture(module, example_inputs, compile_graph, state, hooks).run(module)
 
-    def report(reason: Reason | None) -> Reason | None:
-        if reason is not None:
-            on_host(reason.op, reason.dtype, reason.source, reason.cause)
-        return reason
 
-    def compile_inference(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        nonlocal direct, parts
-        reason = report(reason_against(graph))
+class GraphCapture:
+    """A graph of Dynamo's that is captured: what AOTAutograd makes of it comes to its methods.
+
+    One graph comes to `compile_inference`; or a joint one to `partition`, whose halves come to
+    `compile_forward` and, when the first gradient is asked for, to `compile_backward`.
+
+    Attributes:
+        title: what the names of its graphs begin with.
+        inputs, results: what Dynamo knows of the graph's arguments and results.
+        seconds, texts: of the passes so far, of which the next graph comes: see `CapturedGraph`.
+        refused: why PyTorch runs the graphs of a joint one.
+        is_random: whether the joint graph draws random numbers.
+        may_run_again: whether Dynamo's graph gives the same results when it is run once more.
+        backward_is_divided: whether no one plan can hold the backward graph.
+        kept_at: where graphs in parts have what is saved for a backward graph.
+        static: positions of the forward graph's arguments that are parameters and buffers.
+        direct: the inference graph, if Dynamo can call it without AOTAutograd's wrappers.
+        parts: what gives its arguments, if those of Dynamo's graph have parts.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        compile_graph: GraphCompiler,
+        state: State,
+        hooks: Hooks,
+    ) -> None:
+        self._compile_graph, self._state, self._hooks = compile_graph, state, hooks
+        self.title = f"graph{next(_numbers)}"
+        self.inputs, self.results = inputs, _results_of(module)
+        self.seconds: Mapping[str, float] = {}
+        self.texts: Mapping[str, str] = {}
+        self.refused: Reason | None = None
+        self.is_random = self.may_run_again = self.backward_is_divided = False
+        self.kept_at: Place | None = None
+        self.static: frozenset[int] = frozenset()
+        self.direct: BoxedFunction | None = None
+        self.parts: _Parts | None = None
+
+    def run(self, module: GraphModule) -> Callable[..., Any]:
+        """The compiled function of the arguments of Dynamo's graph."""
+        misdescribed = dynamo.misdescribed(module)
+        written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
+        self._rewrite(module, passes.DYNAMO)
+        trace = aot_autograd(
+            fw_compiler=self.compile_forward,
+            bw_compiler=self.compile_backward,
+            inference_compiler=self.compile_inference,
+            decompositions=self._state.rules.decompositions,
+            partition_fn=self.partition,
+            keep_inference_input_mutations=True,
+        )
+        with dynamo.compiling(), region_schemas.install(), own_rules.install():
+            traced: Callable[..., Any] = trace(module, self.inputs)
+        direct, parts = self.direct, self.parts
+        if direct is not None:
+            if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
+                self._hooks.on_whole(direct)
+            traced = unwrapped(direct, parts)
+        elif self.may_run_again and not self.is_random and written is not None:
+            traced = double_backward.differentiable_twice(traced, written)
+        return dynamo.converting(traced, misdescribed)
+
+    # ---- what AOTAutograd calls
+
+    def compile_inference(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        """A graph without gradients."""
+        reason = self._reported(reason_against(graph))
         if reason is not None:
             return Uncompiled(graph, reason)
-        inline_operators(graph, table, operators)
-        calls = calls_between(graph.graph)
-        is_plain = not calls and _is_plain(graph, example_inputs, results)
-        # Who calls it without AOTAutograd has nobody to count changes: the graph does.
-        counted = frozenset() if is_plain else _counted()
-        compiled = compile_phase(graph, calls, "inference", _static_inputs(), counted=counted)
+        draft = self._draft(graph, Phase("inference"), _static_inputs())
+        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
+        is_plain = not draft.calls and _is_plain(graph, self.inputs, self.results)
+        if not is_plain:
+            # Who calls it without AOTAutograd has nobody to count changes: the graph does.
+            draft = replace(draft, phase=replace(draft.phase, counted=_counted()))
+        compiled = self._compile_phase(draft)
         if is_plain and not isinstance(compiled, Uncompiled):
-            direct, parts = compiled, _parts_of(example_inputs)
+            self.direct, self.parts = compiled, _parts_of(self.inputs)
         return compiled
 
-    def compile_forward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        nonlocal static, twice, kept_at
-        if refused is not None:
-            return Uncompiled(graph, refused)
+    def partition(self, graph: GraphModule, *arguments: Any, **keywords: Any) -> Any:
+        """The forward and the backward graph of a joint one."""
+        self.refused = self._reported(reason_against(graph))
+        self.is_random = any(map(is_random, graph.graph.nodes))
+        self._rewrite(graph, passes.TRACED, passes.JOINT)
+        with fusible_operators.install():
+            halves = min_cut_rematerialization_partition(graph, *arguments, **keywords)
+        self.backward_is_divided = bool(calls_between(halves[1].graph))
+        return halves
+
+    def compile_forward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        """A graph that also gives what the backward graph takes."""
+        if self.refused is not None:
+            return Uncompiled(graph, self.refused)
         # AOTAutograd shifts these behind the tokens of effects for inference graphs only.
-        static = _behind_tokens(_static_inputs())
+        self.static = _behind_tokens(_static_inputs())
         # Saved tensors are given back when they are read for the last time, if nobody keeps them:
         # unlike one with "donated" buffers, a graph that was run may be run again.
-        if (metadata := _metadata()) is not None:
+        if (metadata := aot_metadata()) is not None:
             metadata.bw_donated_idxs = []
-            twice = _may_run_again(metadata)
-        calls = calls_between(graph.graph)
-        kept_at = gpu() if has_divided_backward or calls else None
-        return compile_phase(graph, calls, "forward", static, _saved_outputs(graph), _counted())
+            self.may_run_again = _may_run_again(metadata)
+        phase = Phase("forward", _saved_outputs(graph), counted=_counted())
+        draft = _with_calls(self._draft(graph, phase, self.static))
+        is_divided = self.backward_is_divided or draft.calls
+        self.kept_at = self._hooks.gpu() if is_divided else None
+        return self._compile_phase(draft)
 
-    def compile_backward(graph: torch.fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        if refused is not None:
-            return Uncompiled(graph, refused)
-        calls = calls_between(graph.graph)
-        return compile_phase(graph, calls, "backward", _static_in_backward(graph, static))
+    def compile_backward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        """A graph that takes what the forward graph saved, and gradients."""
+        if self.refused is not None:
+            return Uncompiled(graph, self.refused)
+        static = _static_in_backward(graph, self.static)
+        return self._compile_phase(_with_calls(self._draft(graph, Phase("backward"), static)))
 
-    def compile_phase(
-        graph: torch.fx.GraphModule,
-        calls: Calls,
-        name: str,
-        static_inputs: frozenset[int],
-        saved: frozenset[int] = frozenset(),
-        counted: frozenset[int] = frozenset(),
-    ) -> BoxedFunction:
-        metadata = None if name == "backward" else _metadata()
-        on_host = _results_on_host(graph, saved)
-        taken = take_views(graph, metadata, decides=bool(calls))
-        title = f"graph{number}_{name}"
+    # ---- from there to compiled functions
+
+    def _draft(
+        self, graph: GraphModule, phase: Phase, static: frozenset[int] = frozenset()
+    ) -> Draft:
+        name = f"{self.title}_{phase.name}"
+        captured = CapturedGraph(name, graph, static, seconds=self.seconds, texts=self.texts)
+        return Draft(captured, replace(phase, lazy=_lazy(graph)))
+
+    def _rewrite(self, graph: GraphModule, *forms: Form) -> None:
+        """Runs passes on a graph of which others come."""
+        captured = passes.run(self._draft(graph, Phase("joint")), self._state, *forms).captured
+        self.seconds, self.texts = captured.seconds, captured.texts
+
+    def _reported(self, reason: Reason | None) -> Reason | None:
+        if reason is not None:
+            self._hooks.on_host(reason.op, reason.dtype, reason.source, reason.cause)
+        return reason
+
+    def _compile_phase(self, draft: Draft) -> BoxedFunction:
+        """A graph of AOTAutograd's, in its calling convention."""
+        on_host = _results_on_host(draft.module, draft.phase.saved)
+        draft = passes.run(draft, self._state, passes.PHASE)
         compiled: BoxedFunction
         # Parts give and take tensors of that place: both graphs have some, or neither.
-        if kept_at is not None or calls:
-            place = gpu() if kept_at is None else kept_at
-            compiled = compile_divided(
-                graph, calls, title, static_inputs, counted, place, saved=saved
+        if self.kept_at is not None or draft.calls:
+            place = self._hooks.gpu() if self.kept_at is None else self.kept_at
+            compiled = self._compile_parts(
+                passes.run(replace(draft, place=place), self._state, passes.SEVERAL)
             )
         else:
-            compiled = compile_whole(graph, title, name, static_inputs, saved, counted)
-        if taken.views:
-            compiled = with_views(compiled, taken)
+            compiled = self._compile_whole(draft)
+        if draft.views.views:
+            compiled = with_views(compiled, draft.views)
         if on_host:
             compiled = _on_host(compiled, on_host)
-        if name == "backward" and isinstance(compiled, (Uncompiled, DividedGraph)):
-            compiled = _filling(compiled, fill)
+        is_ours = not isinstance(compiled, (Uncompiled, DividedGraph))
+        if draft.phase.name == "backward" and not is_ours:
+            compiled = _filling(compiled, self._hooks.fill)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
-    def compile_whole(
-        graph: torch.fx.GraphModule,
-        title: str,
-        name: str = "inference",
-        static_inputs: frozenset[int] = frozenset(),
-        saved: frozenset[int] = frozenset(),
-        counted: frozenset[int] = frozenset(),
-        floats: Mapping[str, tuple[int, int]] = _NO_FLOATS,
-        device: torch.device | None = None,
-    ) -> BoxedFunction:
-        """A graph that a plan may hold; PyTorch runs one that none can.
-
-        Args:
-            floats: `CapturedGraph.numbers`.
-            device: where a part of a divided graph works, if that is not where the graph's
-                tensors are.
-        """
-        unchanged = runnable(graph, floats)
-        placeholders = graph.graph.find_nodes(op="placeholder")
-        computed = host_numbers(graph)
-        take_numbers(graph, computed)
-        forwarded = _take_forwarded(graph)
-        saved -= {output for output, _ in forwarded}
-        seed_count = tracing.take_seeds(graph)
-        real = separate_graph(graph, table, operators)
-        phase = Phase(
-            *(name, saved, forwarded, counted, seed_count, real.inputs, real.outputs), _lazy(graph)
-        )
-        captured = CapturedGraph(title, real.module, static_inputs, numbers=floats)
+    def _compile_whole(self, draft: Draft) -> BoxedFunction:
+        """A graph that a plan may hold; PyTorch runs one that none can."""
+        unchanged = runnable(draft.module, draft.captured.numbers)
+        placeholders = draft.module.graph.find_nodes(op="placeholder")
         try:
-            compiled = compile_graph(captured, phase)
-            return WithNumbers(compiled, placeholders, computed) if computed else compiled
+            draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
+            compiled = self._compile_graph(draft.captured, draft.phase)
+            return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
         except Exception as error:
             if not leaves_to_pytorch(error):
                 raise
             reason = reason_of(error, unchanged)
             try:
-                report(reason)
+                self._reported(reason)
             except UnsupportedOp:
                 raise error from None
-            return Uncompiled(unchanged, reason, device)
+            return Uncompiled(unchanged, reason, draft.device)
 
-    def compile_divided(
-        graph: torch.fx.GraphModule,
-        calls: Calls,
-        title: str,
-        static_inputs: frozenset[int] = frozenset(),
-        counted: frozenset[int] = frozenset(),
-        place: Place | None = None,
-        stays: bool = False,
-        saved: frozenset[int] = frozenset(),
-    ) -> DividedGraph:
-        device = None if place is None else place.device
-        divided = divide(graph, calls, static_inputs, device, host_numbers)
-        if stays:
-            divided = replace(divided, devices=(None,) * len(divided.devices))
+    def _compile_parts(self, draft: Draft) -> DividedGraph:
+        """A graph that was divided, whose parts and functions are compiled one by one."""
+        divided = draft.divided
+        assert divided is not None
         parts: list[BoxedFunction] = []
         functions: dict[int, BoxedFunction] = {}
         known: dict[int, BoxedFunction] = {}  # a repeated block is one function of many calls
         for k, step in enumerate(divided.steps):
-            inner = f"{title}_{k}"
+            name = f"{draft.captured.name}_{k}"
             if isinstance(step, Part):
-                parts.append(
-                    compile_whole(
-                        *(step.module, inner),
-                        static_inputs=step.static,
-                        floats=step.float_places,
-                        device=device,
-                    )
-                )
+                part = _part(draft, name, step.module, step.static)
+                captured = replace(part.captured, numbers=step.float_places)
+                parts.append(self._compile_whole(replace(part, captured=captured)))
             elif isinstance(step, Call):
                 for slot, function in step.functions.items():
                     if id(function) not in known:
-                        name = f"{inner}_{len(known)}"
-                        known[id(function)] = compile_function(function, name, place)
+                        inner = _part(draft, f"{name}_{len(known)}", function)
+                        known[id(function)] = self._compile_function(inner)
                     functions[slot] = known[id(function)]
-        return DividedGraph(divided, parts, functions, place, counted, saved)
+        return DividedGraph(
+            divided, parts, functions, draft.place, draft.phase.counted, draft.phase.saved
+        )
 
-    def compile_function(
-        function: torch.fx.GraphModule, title: str, place: Place | None
-    ) -> BoxedFunction:
+    def _compile_function(self, draft: Draft) -> BoxedFunction:
         """A function that a loop or a branch calls, whose results stay where it works."""
-        inline_operators(function, table, operators)
-        calls = calls_between(function.graph)
-        return compile_divided(function, calls, title, place=place, stays=True)
-
-    def partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal refused, is_random, has_divided_backward
-        refused = report(reason_against(graph))
-        is_random = any(map(tracing.is_random, graph.graph.nodes))
-        inline_operators(graph, table, operators)
-        forward, backward = _partition(graph, *arguments, **keywords)
-        has_divided_backward = bool(calls_between(backward.graph))
-        return forward, backward
-
-    trace = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
-        decompositions=table,
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-    )
-    with dynamo.compiling(), regions.schemas_made_once(), own_rules_first():
-        traced: Callable[..., Any] = trace(module, example_inputs)
-    if direct is not None:
-        if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
-            on_whole(direct)
-        traced = unwrapped(direct, parts)
-    elif twice and not is_random and written is not None:
-        traced = double_backward.differentiable_twice(traced, written)
-    return dynamo.converting(traced, misdescribed)
+        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
+        draft = passes.run(draft, self._state, passes.SEVERAL)
+        assert draft.divided is not None
+        stays = replace(draft.divided, devices=(None,) * len(draft.divided.devices))
+        return self._compile_parts(replace(draft, divided=stays))
 
 
-def _results_on_host(graph: torch.fx.GraphModule, saved: frozenset[int]) -> tuple[int, ...]:
+def _part(
+    draft: Draft, name: str, module: GraphModule, static: frozenset[int] = frozenset()
+) -> Draft:
+    """A part or a function of a graph that was divided."""
+    captured = replace(draft.captured, name=name, module=module, static_inputs=static)
+    return Draft(captured, Phase("inference", lazy=_lazy(module)), place=draft.place)
+
+
+def _with_calls(draft: Draft) -> Draft:
+    """With what divides it."""
+    return replace(draft, calls=calls_between(draft.module.graph))
+
+
+def _results_on_host(graph: GraphModule, saved: frozenset[int]) -> tuple[int, ...]:
     """Positions of the results of a graph on the device that are CPU tensors.
 
     The device computes them, too. What only a backward graph reads (``saved``) may stay there.
@@ -377,9 +417,7 @@ def _taken_apart(arguments: Sequence[Any], parts: _Parts) -> list[Any]:
     return given
 
 
-def _is_plain(
-    graph: torch.fx.GraphModule, arguments: Sequence[Any], results: Sequence[Any]
-) -> bool:
+def _is_plain(graph: GraphModule, arguments: Sequence[Any], results: Sequence[Any]) -> bool:
     """Whether a graph takes Dynamo's arguments, or their parts, and gives its results as they are.
 
     Not if an argument is changed outside of the graph, an output is an alias or has parts, or
@@ -388,7 +426,7 @@ def _is_plain(
     Args:
         results: what Dynamo knows of them.
     """
-    metadata, found = _metadata(), _parts_of(arguments)
+    metadata, found = aot_metadata(), _parts_of(arguments)
     parts = arguments if found is None else _taken_apart(arguments, found)
     if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(parts):
         return False
@@ -403,46 +441,30 @@ def _is_plain(
     )
 
 
-def _results_of(module: torch.fx.GraphModule) -> list[Any]:
+def _results_of(module: GraphModule) -> list[Any]:
     """What Dynamo knows of the results of its graph."""
     (returned,) = module.graph.find_nodes(op="output")[0].args
-    nodes = [node for node in returned if isinstance(node, torch.fx.Node)]
+    nodes = [node for node in returned if isinstance(node, Node)]
     return [node.meta.get("example_value") for node in nodes]
-
-
-def _partition(graph: torch.fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-    """Splits a joint graph into forward and backward."""
-    recompute.keep_seeds(graph)
-    recompute.recompute_constants(graph)
-    recompute.recompute_masks(graph)
-    recompute.split_log_softmax(graph)
-    with recompute.fusible_operators():
-        return min_cut_rematerialization_partition(graph, *arguments, **keywords)
-
-
-def _metadata() -> Any:
-    """What AOTAutograd knows about the graph that it is compiling."""
-    context = TracingContext.try_get()
-    return None if context is None else context.fw_metadata
 
 
 def _static_inputs() -> frozenset[int]:
     """Positions of parameters and buffers, for graphs whose arguments are the user's."""
-    return frozenset(getattr(_metadata(), "static_input_indices", None) or ())
+    return frozenset(getattr(aot_metadata(), "static_input_indices", None) or ())
 
 
 def _counted() -> frozenset[int]:
     name = "mutated_graph_handled_indices_seen_by_autograd"
-    return _behind_tokens(getattr(_metadata(), name, None) or ())
+    return _behind_tokens(getattr(aot_metadata(), name, None) or ())
 
 
 def _behind_tokens(positions: Iterable[int]) -> frozenset[int]:
     """Positions in a graph, whose first arguments and outputs are the tokens of its effects."""
-    count = token_count(_metadata())
+    count = token_count(aot_metadata())
     return frozenset(position + count for position in positions)
 
 
-def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+def _static_in_backward(graph: GraphModule, static: frozenset[int]) -> frozenset[int]:
     """Positions of parameters among saved values: argument i is named ``primals_{i+1}``."""
     found = set()
     for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
@@ -452,9 +474,9 @@ def _static_in_backward(graph: torch.fx.GraphModule, static: frozenset[int]) -> 
     return frozenset(found)
 
 
-def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
+def _saved_outputs(graph: GraphModule) -> frozenset[int]:
     """Positions of the outputs that follow everything that the user gets to see."""
-    metadata = _metadata()
+    metadata = aot_metadata()
     if metadata is None:
         return frozenset()
     visible = metadata.num_forward + token_count(metadata)
@@ -463,27 +485,9 @@ def _saved_outputs(graph: torch.fx.GraphModule) -> frozenset[int]:
         position
         for position, node in enumerate(returned)
         if position >= visible
-        and isinstance(node, torch.fx.Node)
+        and isinstance(node, Node)
         and isinstance(node.meta.get("val"), torch.Tensor)
     )
-
-
-def _take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
-    """Replaces arguments among a graph's outputs by None; (output, input) positions of each.
-
-    Also those that the graph changes: they are returned as the ``copy_`` into them.
-    """
-    output = graph.graph.find_nodes(op="output")[0]
-    positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        if node.args[0] in positions:
-            positions[node] = positions[node.args[0]]
-    (returned,) = output.args
-    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
-    if found:
-        output.args = (tuple(None if node in positions else node for node in returned),)
-        graph.recompile()
-    return found
 
 
 def _may_run_again(metadata: Any) -> bool:
@@ -495,7 +499,7 @@ def _may_run_again(metadata: Any) -> bool:
     return not (changes or metadata.num_intermediate_bases or metadata.tokens)
 
 
-def _lazy(graph: torch.fx.GraphModule) -> frozenset[int]:
+def _lazy(graph: GraphModule) -> frozenset[int]:
     """Positions of arguments that may be lazily conjugated or negated.
 
     Dynamo's guards keep what it saw of its arguments; gradients are known to autograd only.

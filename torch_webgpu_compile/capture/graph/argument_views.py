@@ -1,4 +1,4 @@
-"""Outputs that are views of arguments with symbolic sizes: made of the arguments, by the caller.
+"""Outputs that are arguments, or views of those with symbolic sizes: made by the caller.
 
 AOTAutograd returns a view of the caller's tensor for such an output. Where sizes are constants it
 replays the view's operators. Where they are symbols it takes sizes, strides *and the storage
@@ -14,10 +14,10 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
+from ...torch_private import OutputType
 from ..control_flow.numbers import Read, argument_at, function_of, readers_of
 
 _ALIASES = (OutputType.alias_of_input, OutputType.is_input)
@@ -112,6 +112,24 @@ def take_views(
         output.args = ((*results, *numbers),)
         graph.recompile()
     return ArgumentViews(tuple(views), len(numbers))
+
+
+def take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
+    """Replaces arguments among a graph's outputs by None; (output, input) positions of each.
+
+    Also those that the graph changes: they are returned as the ``copy_`` into them.
+    """
+    output = graph.graph.find_nodes(op="output")[0]
+    positions = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if node.args[0] in positions:
+            positions[node] = positions[node.args[0]]
+    (returned,) = output.args
+    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
+    if found:
+        output.args = (tuple(None if node in positions else node for node in returned),)
+        graph.recompile()
+    return found
 
 
 def token_count(metadata: Any) -> int:

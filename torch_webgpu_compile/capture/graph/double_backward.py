@@ -12,16 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._C._dynamo.eval_frame as eval_frame
 from torch import Tensor
 from torch.fx import Graph, GraphModule
-from torch.utils._pytree import tree_leaves
 
 from ...fallbacks import warn_once
+from ...torch_private import (
+    _FrameAction,
+    _FrameExecStrategy,
+    dynamo_config,
+    set_code_exec_strategy,
+    tree_leaves,
+)
 
 _NODE = "CompiledFunctionBackward"  # of AOTAutograd's autograd function
-_frames: Any = eval_frame
-_SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+_SKIP = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
 def unchanged(module: GraphModule) -> GraphModule:
@@ -42,7 +46,7 @@ def differentiable_twice(compiled: Callable[..., Any], module: GraphModule) -> C
 
     def call(*arguments: Any) -> Any:
         results = compiled(*arguments)
-        if torch._dynamo.config.compiled_autograd:  # it compiles hooks, and has derivatives itself
+        if dynamo_config.compiled_autograd:  # it compiles hooks, and has derivatives itself
             return results
         for result in results:
             node = result.grad_fn if isinstance(result, Tensor) else None
@@ -127,4 +131,4 @@ class _Hook:
 
 # Where a compiled function asks for gradients, Dynamo looks at every frame that starts meanwhile.
 # What it would compile of the hook has hooks of its own, and so on.
-_frames.set_code_exec_strategy(_Hook.__call__.__code__, _SKIP)
+set_code_exec_strategy(_Hook.__call__.__code__, _SKIP)

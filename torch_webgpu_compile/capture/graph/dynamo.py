@@ -1,38 +1,24 @@
-"""What torch must be told for this backend: settings and callbacks of Dynamo, repairs for threads.
-
-Dynamo traces before it calls a backend, so its settings cannot be made around one compilation.
-They change defaults only: a value that the user has set wins.
-"""
+"""What torch must be told for this backend: callbacks of Dynamo, repairs for threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch._dynamo import config
-from torch._dynamo.callback import callback_handler
-from torch._dynamo.source import RandomValueSource
 from torch.fx import GraphModule
 
-# Dynamo stops at RNN, GRU and LSTM modules by default. They trace well on the supported versions
-# (export allows them by default, too), and other backends get the same traced graph.
-DEFAULTS = {"allow_rnn": True}
-
-
-def set_defaults() -> None:
-    """Changes Dynamo's defaults as `DEFAULTS` says. Called once, when the backend is loaded."""
-    for name, value in DEFAULTS.items():
-        entry = getattr(config, "_config", {}).get(name)
-        if entry is not None and hasattr(entry, "default"):
-            # Not an assignment to `config`: from torch 2.13 on that holds for one thread only.
-            entry.default = value
-        else:
-            setattr(config, name, value)
-    _keep_device_guard()
+from ...torch_private import (
+    RandomValueSource,
+    _compile_session_context,
+    _ensureCUDADeviceGuardSet,
+    callback_handler,
+    cuda_is_compiled,
+)
+from ..patches import compiling_flag
 
 
 def on_first_compile(function: Callable[[], None]) -> None:
@@ -53,7 +39,8 @@ def on_first_compile(function: Callable[[], None]) -> None:
             started = True
             Thread(target=run, name="torch-webgpu-first-compile").start()
 
-    callback_handler.register_start_callback(start)
+    if callback_handler is not None:
+        callback_handler.register_start_callback(start)
 
 
 def misdescribed(module: GraphModule) -> dict[int, torch.dtype]:
@@ -85,28 +72,15 @@ def converting(
     return call
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
-    """``torch.compiler.is_compiling()`` holds meanwhile, as from torch 2.13 on it does anyway.
-
-    FX keeps one flag per process for "a trace is under way", and AOTAutograd traces with FX. In
-    any other thread a call of a compiled function, even one that has nothing to compile, fails
-    meanwhile ("using FX to symbolically trace a dynamo-optimized function"), unless the trace is
-    known to be a compiler's. Dynamo's lock is held here: nobody else compiles.
-    """
-    if hasattr(torch.compiler, "_compile_session_context"):  # Dynamo has entered it
-        yield
-        return
-    old = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = old
+def compiling() -> AbstractContextManager[None]:
+    """``torch.compiler.is_compiling()`` holds meanwhile; Dynamo's lock is held here."""
+    if _compile_session_context is not None:  # Dynamo has entered it
+        return nullcontext()
+    return compiling_flag.install()
 
 
 @cache
-def _keep_device_guard() -> None:
+def keep_device_guard() -> None:
     """Makes compiling safe after the thread that compiled first has ended.
 
     A torch with CUDA on a machine without it replaces CUDA's device guard when a graph is first
@@ -114,12 +88,13 @@ def _keep_device_guard() -> None:
     (c10/core/impl/DeviceGuardImplInterface.cpp), and the next trace crashes. So a thread that
     never ends makes it. The condition is that of FakeTensorMode.
     """
-    if not torch.cuda._is_compiled() or torch.cuda.is_available():
+    is_built = cuda_is_compiled is not None and cuda_is_compiled()
+    if not is_built or torch.cuda.is_available():
         return
     made = Event()
 
     def make_and_stay() -> None:
-        torch._C._ensureCUDADeviceGuardSet()
+        _ensureCUDADeviceGuardSet()
         made.set()
         Event().wait()
 

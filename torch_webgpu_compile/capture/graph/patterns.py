@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...torch_private import (
+    _get_mkldnn_enabled,
+    _lstm,
+    _native_multi_head_attention,
+    _set_mkldnn_enabled,
+    _transformer_encoder_layer_fwd,
+    scaled_dot_product_attention,
+)
 from ..attention import flex, matching, operators
 
 State = tuple[Tensor, Tensor]
@@ -99,26 +107,26 @@ def lstm(*arguments: Any) -> Any:
         return _padded_lstm(*arguments)
     # `torch.backends.mkldnn.flags` also sets unrelated TF32 flags, which warns on CPUs without
     # them.
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+    enabled = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
     try:
-        return torch._VF.lstm(*arguments)
+        return _lstm(*arguments)
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        _set_mkldnn_enabled(enabled)
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: operators.multi_head_attention_forward,
     F.scaled_dot_product_attention: operators.attention,
-    torch._C._nn.scaled_dot_product_attention: operators.attention,
+    scaled_dot_product_attention: operators.attention,
     torch.ops.aten.scaled_dot_product_attention.default: operators.attention,
-    torch._native_multi_head_attention: operators.multi_head_attention,
+    _native_multi_head_attention: operators.multi_head_attention,
     torch.ops.aten._native_multi_head_attention.default: operators.multi_head_attention,
-    torch._transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
+    _transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
     torch.ops.aten._transformer_encoder_layer_fwd.default: operators.transformer_encoder_layer,
     torch.ops.higher_order.flex_attention: flex.flex_attention,
     torch.ops.higher_order.flex_attention_backward: flex.flex_attention_backward,
-    torch._VF.lstm: lstm,
+    _lstm: lstm,
     torch.lstm: lstm,
 }
 
@@ -129,21 +137,28 @@ def _is_nested(node: torch.fx.Node) -> bool:
     return any(isinstance(value, Tensor) and value.is_nested for value in found)
 
 
-def rewrite_calls(module: torch.fx.GraphModule) -> int:
-    """Applies `REWRITES`, and finds written-out attention, in a Dynamo graph and its nested graphs.
+def replace_attention(module: torch.fx.GraphModule) -> int:
+    """Finds written-out attention in a Dynamo graph and its nested graphs; how many there were."""
+    return _each(module, matching.replace_written_attention)
 
-    In place; gives the number of changes.
-    """
+
+def replace_calls(module: torch.fx.GraphModule) -> int:
+    """Applies `REWRITES` in a Dynamo graph and its nested graphs; the number of changes."""
+    return _each(module, _replace_calls)
+
+
+def _replace_calls(graph: torch.fx.Graph) -> int:
+    found = [n for n in graph.nodes if n.op == "call_function" and n.target in REWRITES]
+    found = [node for node in found if not _is_nested(node)]
+    for node in found:
+        node.target = REWRITES[node.target]
+    return len(found)
+
+
+def _each(module: torch.fx.GraphModule, rewrite: Callable[[torch.fx.Graph], int]) -> int:
     count = 0
     for inner in module.modules():
-        if not isinstance(inner, torch.fx.GraphModule):
-            continue
-        found = matching.replace_written_attention(inner.graph)
-        for node in inner.graph.nodes:
-            if node.op == "call_function" and node.target in REWRITES and not _is_nested(node):
-                node.target = REWRITES[node.target]
-                found += 1
-        if found:
+        if isinstance(inner, torch.fx.GraphModule) and (found := rewrite(inner.graph)):
             inner.recompile()
-        count += found
+            count += found
     return count

@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch._functorch import partitioners
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...torch_ops.written import POINTWISE
+from ...torch_private import OpOverload
+from ..patches.fusible_operators import VIEWS
 
 aten = torch.ops.aten
-
-# PyTorch's partitioner knows Inductor's operators, and takes others for kernels that nothing is
-# fused with: what they read would have to be stored.
-_VIEWS = (aten.transpose, aten.detach, aten._reshape_alias, aten.diagonal, aten.unbind)
-_OF_ELEMENTS = (
-    *(aten.hardshrink_backward, aten.hardswish, aten.leaky_relu_backward, aten._prelu_kernel),
-    *(aten.softshrink_backward, aten.floor_divide, aten.fill, aten.ones_like, aten.new_full),
-)
-# Rows, which are read where they are computed. These are not in forward graphs.
-_OF_ROWS = (aten._log_softmax_backward_data, aten._softmax_backward_data)
 
 # Beside elementwise ones: what makes or looks at tensors without arithmetic.
 _OF_MASKS = frozenset(
     {aten.view, aten.expand, aten.unsqueeze, aten.squeeze, aten.permute, aten.slice, aten.select}
-    | {aten.arange, aten.full, aten.scalar_tensor, aten._to_copy, aten.index, *_VIEWS}
+    | {aten.arange, aten.full, aten.scalar_tensor, aten._to_copy, aten.index, *VIEWS}
 )
 _LARGER = 8
 
 
-@contextmanager
-def fusible_operators() -> Iterator[None]:
-    """Tells the partitioner what this package fuses, as long as the context."""
-    original = partitioners.get_default_op_list
-    of_elements = (*_OF_ELEMENTS, *(op.overloadpacket for op in POINTWISE))
-
-    def op_list() -> Any:
-        types = original()
-        types.view_ops.update(_VIEWS)
-        types.recomputable_ops.update((*_VIEWS, *of_elements))
-        types.fusible_ops.update((*_VIEWS, *of_elements, *_OF_ROWS))
-        return types
-
-    with patch.object(partitioners, "get_default_op_list", op_list):
-        yield
-
-
-def split_log_softmax(graph: torch.fx.GraphModule) -> None:
-    """Writes, in a joint graph, log_softmax as what it is computed from.
+def split_log_softmax(graph: torch.fx.GraphModule) -> int:
+    """Writes, in a joint graph, log_softmax as what it is computed from; how many there were.
 
     The backward graph then needs x and two numbers of each row, not the result. It is as large as
     x, which is there anyway where it is returned beside a loss, as logits are.
     """
+    count = 0
     for node in graph.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
         x, dim, _ = node.args
         value, result = x.meta["val"], node.meta["val"]
@@ -83,11 +54,14 @@ def split_log_softmax(graph: torch.fx.GraphModule) -> None:
                 made = call(aten._to_copy.default, made, dtype=result.dtype)
         node.replace_all_uses_with(made)
         graph.graph.erase_node(node)
-    graph.recompile()
+        count += 1
+    if count:
+        graph.recompile()
+    return count
 
 
-def recompute_constants(graph: torch.fx.GraphModule) -> None:
-    """Marks, in a joint graph, what depends on no tensor: masks, positions, tables.
+def recompute_constants(graph: torch.fx.GraphModule) -> int:
+    """Marks, in a joint graph, what depends on no tensor: masks, positions, tables; how much.
 
     Computing it costs a kernel little that would have to load it; and only where it is computed is
     it known what it says, as that a mask is causal.
@@ -101,21 +75,24 @@ def recompute_constants(graph: torch.fx.GraphModule) -> None:
         if all(n in computed for n in node.all_input_nodes if _is_tensor(n)):
             computed.add(node)
             _prefer_recompute(node)
+    return len(computed)
 
 
-def recompute_masks(graph: torch.fx.GraphModule) -> None:
+def recompute_masks(graph: torch.fx.GraphModule) -> int:
     """Marks, in a joint graph, what attention's masks are computed from, if that is much smaller.
 
     Gradients then compute a mask of documents again, of the documents' numbers, for each score that
     they compute again.
     """
-    target = torch.ops.webgpu.attention_backward.default
+    target, count = torch.ops.webgpu.attention_backward.default, 0
     for node in graph.graph.find_nodes(op="call_function", target=target):
         for mask in node.all_input_nodes[4:]:
             computed, given = _computed_of_elements(mask)
             if computed and _LARGER * sum(map(_size, given)) <= _size(mask):
+                count += len(computed)
                 for part in computed:
                     _prefer_recompute(part)
+    return count
 
 
 def _computed_of_elements(node: Node) -> tuple[set[Node], set[Node]]:
@@ -137,14 +114,16 @@ def _computed_of_elements(node: Node) -> tuple[set[Node], set[Node]]:
 
 def _is_of_elements(node: Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or _is_random(node):
+    if not isinstance(target, OpOverload) or _is_random(node):
         return False
     return torch.Tag.pointwise in target.tags or target.overloadpacket in _OF_MASKS
 
 
 def _size(node: Node) -> int:
+    from ...torch_private import _size_of  # eager calls have no use for its module, and would wait
+
     value = node.meta["val"]
-    return int(partitioners._size_of(node)) if isinstance(value, torch.Tensor) else 0
+    return int(_size_of(node)) if isinstance(value, torch.Tensor) else 0
 
 
 def _prefer_recompute(node: Node) -> None:
@@ -158,12 +137,14 @@ def _is_tensor(node: Node) -> bool:
 
 def _is_random(node: Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return True
     return torch.Tag.nondeterministic_seeded in target.tags or target.namespace != "aten"
 
 
-def keep_seeds(graph: torch.fx.GraphModule) -> None:
+def keep_seeds(graph: torch.fx.GraphModule) -> int:
     """Makes the partitioner save seeds, so that a backward graph computes equal numbers again."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default):
+    nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.webgpu.seed.default)
+    for node in nodes:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return len(nodes)

@@ -9,16 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch_private import (
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    _enter_autocast,
+    _exit_autocast,
+    _is_any_autocast_enabled,
+    tree_leaves,
+    tree_map_only,
+)
 from ..refusals import refusal
 
-_ENTER = torch.amp.autocast_mode._enter_autocast
-_EXIT = torch.amp.autocast_mode._exit_autocast
 _MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal", "_operator")
 _NAMESPACES = tuple(f"torch._C._{name}" for name in ("nn", "fft", "linalg", "special"))
 # Methods that are for one device.
@@ -32,7 +37,7 @@ def check_calls(module: GraphModule) -> None:
     """
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
     nodes = [node for part in parts for node in part.graph.nodes]
-    if torch._C._is_any_autocast_enabled() or any(node.target is _ENTER for node in nodes):
+    if _is_any_autocast_enabled() or any(node.target is _enter_autocast for node in nodes):
         _check_under_autocast(module)
         return
     for function, args, kwargs in filter(None, map(_call, nodes)):
@@ -46,10 +51,10 @@ def _check_under_autocast(module: GraphModule) -> None:
     entered: list[Any] = []
     try:
         for node in module.graph.nodes:
-            if node.target is _ENTER:
+            if node.target is _enter_autocast:
                 entered.append(torch.amp.autocast(*node.args))
                 entered[-1].__enter__()
-            elif node.target is _EXIT:
+            elif node.target is _exit_autocast:
                 entered.pop().__exit__(None, None, None)
             elif (call := _call(node)) is not None:
                 _check_operators(*call)
@@ -114,7 +119,7 @@ def _function(node: Node) -> Callable[..., Any] | None:
         return None if target in _PLACING else method
     if node.op != "call_function":
         return None
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target if target.namespace == "aten" else None
     place, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
     is_torchs = isinstance(target, BuiltinFunctionType) and getattr(torch, name, None) is target

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
+from ...torch_private import _LazyGraphModule, tree_leaves, tree_map
 from ..control_flow.numbers import Number, number_of
+from ..fx_graphs import values_of
 
 _DTYPES = frozenset(
     getattr(torch, name)
@@ -71,8 +71,7 @@ def reason_of(error: Exception, graph: GraphModule) -> Reason:
     An error that names no operator is a fault of the compiler, or PyTorch's refusal of an argument,
     which it repeats when it runs the graph.
     """
-    values = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values_of(graph.graph) if isinstance(value, torch.Tensor)]
     op, source, cause = "a graph", "", f"{type(error).__name__}: {error}; please report this"
     if isinstance(error, UnsupportedOp):
         op, source, cause = error.op, error.source, error.cause

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ... import patches
+from ...torch_private import DispatchKey, DispatchKeySet, OpOverload, _ExcludeDispatchKeyGuard
 from .. import devices
-from ..patches import autocast_cache
 from ..registration import new_library, untraced
 from . import autocast_rules as rules
 
 _KEY = "AutocastPrivateUse1"
-_KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+_KEYS = DispatchKeySet(getattr(DispatchKey, _KEY))
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_without_autocast = torch._C._ExcludeDispatchKeyGuard
+_without_autocast = _ExcludeDispatchKeyGuard
 _lock = threading.Lock()
 _registered = False
 
@@ -45,7 +45,7 @@ def register() -> None:
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
         new_library("_").fallback(torch.library.fallthrough_kernel, _KEY)
-        autocast_cache.install(_casts.clear)
+        patches.install(patches.When.AUTOCAST, _casts.clear)
         _registered = True
 
 

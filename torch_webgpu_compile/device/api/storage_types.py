@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
+from ...torch_private import _dtype_to_storage_type_map, _LegacyStorage
 
 
 @cache
 def storage_type(name: str) -> Any:
     """The class that ``Tensor.storage_type()`` gives, or None if no dtype has such a storage."""
-    types: Any = torch.storage
-    dtypes = {found: dtype for dtype, found in types._dtype_to_storage_type_map().items()}
+    dtypes = {found: dtype for dtype, found in _dtype_to_storage_type_map().items()}
     if name not in dtypes:
         return None
     # PyTorch reads the device from the module, and both names of the dtype.
     members = {"__module__": "torch.webgpu", "dtype": dtypes[name], "_dtype": dtypes[name]}
-    return type(types._LegacyStorage)(name, (types._LegacyStorage,), members)
+    make: Any = type(_LegacyStorage)
+    return make(name, (_LegacyStorage,), members)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from ...torch_private import DeviceType
 from .. import devices
 from ..tensors.deferred import settle
 
-_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
+_DEVICE_TYPE = int(DeviceType.PrivateUse1.value)
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_structure
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
@@ -40,6 +39,7 @@ from ...plan.verify import verify_plan
 from ...runtime.device import Device
 from ...symbolic.sizes import as_expr, storage_span
 from ...torch_ops.dtypes import dtype_of
+from ...torch_private import tree_structure
 from .. import devices
 from ..determinism import switched
 from .compiled_op import CompiledOp, eager_options

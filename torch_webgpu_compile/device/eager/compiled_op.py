@@ -12,8 +12,6 @@ from typing import Any, assert_never
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, SignatureVariant
@@ -35,6 +33,7 @@ from ...options import CompileOptions, resolve
 from ...runtime.buffers import AnyBuffer
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
+from ...torch_private import OpOverload, TreeSpec, tree_leaves, tree_unflatten
 from .. import devices
 from ..determinism import is_on, switched
 from ..generators import draw_seeds
@@ -79,7 +78,7 @@ class Placement:
 
     index: int
     specs: tuple[Any, ...]
-    spec: pytree.TreeSpec
+    spec: TreeSpec
     kind: tuple[Any, ...]
     cause_for_host: str
     in_place: bool = False
@@ -88,7 +87,7 @@ class Placement:
     def of(
         op: OpOverload,
         leaves: Sequence[Any],
-        spec: pytree.TreeSpec,
+        spec: TreeSpec,
         written: Sequence[Tensor] = (),
     ) -> Placement:
         """The placement of a call.
@@ -116,7 +115,7 @@ class Placement:
         specs = specs_of(leaves)
         index = devices.index_of(place)
         # Tensors that are alike share their symbols.
-        equals = tuple(groups_of_equals(op, *pytree.tree_unflatten(specs, spec)))
+        equals = tuple(groups_of_equals(op, *tree_unflatten(specs, spec)))
         in_place = bool(written) and not sharing(leaves)
         kind = (op, torch.get_default_dtype(), index, in_place, spec, equals, *map(_kind, specs))
         return Placement(index, specs, spec, kind, _cause_for_host(tensors), in_place)
@@ -331,15 +330,15 @@ def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
     return itemgetter(*places) if places else lambda _: ()
 
 
-def _nester(spec: pytree.TreeSpec) -> Callable[[Any], Any] | None:
+def _nester(spec: TreeSpec) -> Callable[[Any], Any] | None:
     """A function that nests `_picker`'s result as the operator does; None if it need not."""
     if spec.is_leaf() or (spec.type is tuple and spec.num_children == spec.num_leaves > 1):
         return None
     if spec.num_leaves == 1:
-        return lambda item: pytree.tree_unflatten([item], spec)
+        return lambda item: tree_unflatten([item], spec)
     if spec.type is list and spec.num_children == spec.num_leaves:
         return list
-    return lambda items: pytree.tree_unflatten(items, spec)
+    return lambda items: tree_unflatten(items, spec)
 
 
 def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
@@ -351,7 +350,7 @@ def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
         Exception: what PyTorch raises about the arguments.
     """
-    described, named = pytree.tree_unflatten(placement.specs, placement.spec)
+    described, named = tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
@@ -440,10 +439,10 @@ def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
     """Positions of the graph's arguments that are entries of a list of tensors."""
-    numbered = pytree.tree_unflatten(range(len(placement.specs)), placement.spec)
+    numbered = tree_unflatten(range(len(placement.specs)), placement.spec)
     values = (*numbered[0], *numbered[1].values())
     lists = [value for value in values if isinstance(value, (list, tuple))]
-    leaves = set(pytree.tree_leaves(lists))
+    leaves = set(tree_leaves(lists))
     return frozenset(k for k, leaf in enumerate(call.arguments) if leaf in leaves)
 
 

@@ -9,12 +9,24 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ...capture.attention import operators
 from ...capture.decompositions import products
 from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
+from ...torch_private import (
+    OpOverload,
+    _dispatch_get_all_op_names,
+    _get_cudnn_sdp_enabled,
+    _get_flash_sdp_enabled,
+    _get_math_sdp_enabled,
+    _get_mem_efficient_sdp_enabled,
+    _get_overrideable_sdp_enabled,
+    _get_sdp_priority_order,
+    _len_torch_dispatch_stack,
+    _SDPBackend,
+    forward_ad,
+)
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from . import lists
 from .dispatch import PLAIN_TENSORS, PROPERTIES, run
@@ -24,10 +36,10 @@ aten = torch.ops.aten
 _attention = aten.scaled_dot_product_attention.default
 _fused = aten._scaled_dot_product_fused_attention_overrideable
 _is_grad_enabled = torch.is_grad_enabled
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_modes: Callable[[], int] = _len_torch_dispatch_stack
 _PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 _UNUSED = torch.empty((), dtype=torch.int64, device="cpu")
-_MATH = torch._C._SDPBackend.MATH.value
+_MATH = _SDPBackend.MATH.value
 _AT_ONCE = 16  # tensors that are joined by one kernel
 
 
@@ -65,7 +77,7 @@ def scaled_dot_product_attention(
     # PyTorch's plain attention would add True as 1.
     bias = None if attn_mask is None else _additive(attn_mask, query.dtype)
     if not is_fused:
-        if not torch._C._get_math_sdp_enabled():
+        if not _get_math_sdp_enabled():
             raise RuntimeError(
                 "No available kernel. Aborting execution. The fused attention of webgpu tensors "
                 "takes query, key and value of four dimensions and one dtype of at most 32 bits, "
@@ -160,16 +172,15 @@ def fused_attention(*arguments: Any, **keywords: Any) -> Any:
 
 def _is_fused_wanted() -> bool:
     """Whether one of the fused backends is allowed, and PyTorch's plain attention not put first."""
-    torch_c = torch._C
     allowed = (
-        torch_c._get_overrideable_sdp_enabled()
-        or torch_c._get_flash_sdp_enabled()
-        or torch_c._get_mem_efficient_sdp_enabled()
-        or torch_c._get_cudnn_sdp_enabled()
+        _get_overrideable_sdp_enabled()
+        or _get_flash_sdp_enabled()
+        or _get_mem_efficient_sdp_enabled()
+        or _get_cudnn_sdp_enabled()
     )
     if not allowed:
         return False
-    is_first = torch_c._get_sdp_priority_order()[0] == _MATH and torch_c._get_math_sdp_enabled()
+    is_first = _get_sdp_priority_order()[0] == _MATH and _get_math_sdp_enabled()
     return not is_first
 
 
@@ -260,7 +271,7 @@ def _as_one_view(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
     return new_tensor(storage, first.dtype, sizes, strides, offset, first.get_device())
 
 
-def _joined(op: torch._ops.OpOverload, tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _joined(op: OpOverload, tensors: Sequence[Tensor], dim: int) -> Tensor:
     if len(tensors) > _AT_ONCE and len({tensor.dtype for tensor in tensors}) == 1:
         groups = [tensors[k : k + _AT_ONCE] for k in range(0, len(tensors), _AT_ONCE)]
         # What PyTorch says of tensors that do not fit is said of all of them, below.
@@ -330,7 +341,7 @@ def foreach_kernels() -> dict[str, Callable[..., Any]]:
     tensor, where the list would be as many kernels as tensors.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in _dispatch_get_all_op_names():
         short = name.removeprefix("aten::")
         if not short.startswith("_foreach_") or not short.endswith(".ScalarList"):
             continue
@@ -345,7 +356,7 @@ def foreach_kernels() -> dict[str, Callable[..., Any]]:
     return found
 
 
-def _numbers_in_tensor(op: torch._ops.OpOverload, *arguments: Any, **keywords: Any) -> Any:
+def _numbers_in_tensor(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     """An operator whose numbers come as a CPU tensor, where reading them waits for nothing.
 
     Source: ``convert_tensor_to_scalar_list`` of ATen (``native/ForeachUtils.h``).
@@ -368,9 +379,7 @@ def _numbers_in_tensor(op: torch._ops.OpOverload, *arguments: Any, **keywords: A
     return op(*tensors, numbers.tolist(), **keywords)
 
 
-def _number_per_tensor(
-    op: torch._ops.OpOverload, with_one: torch._ops.OpOverload, *arguments: Any
-) -> Any:
+def _number_per_tensor(op: OpOverload, with_one: OpOverload, *arguments: Any) -> Any:
     *tensors, numbers = arguments
     if not numbers or len(numbers) != len(tensors[0]):
         return lists.run(op, *arguments)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import _neg_view
 from ..devices import index_of
 from ..tensors.aliasing import check_copy
 from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_device, to_host
@@ -46,7 +47,7 @@ def copy_(target: Tensor, source: Tensor | complex, non_blocking: bool = False) 
     elif target.is_conj():
         copy_(target.conj(), source.conj())
     elif target.is_neg():
-        copy_(torch._neg_view(target), torch._neg_view(source))
+        copy_(_neg_view(target), _neg_view(source))
     elif target.get_device() == source.get_device() and is_here(source):
         check_copy(source, target)
         _copy_here(target, source)

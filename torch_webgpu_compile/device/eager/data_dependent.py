@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import OpOverload
 from .compiled_op import check_index_device
 from .dispatch import run
 from .host import run_on_host
@@ -341,7 +342,7 @@ def _is_for_host(self: Tensor, dim: int) -> bool:
     return list(self.shape).count(0) > (self.shape[dim] == 0)
 
 
-def _on_host(op: torch._ops.OpOverload, self: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def _on_host(op: OpOverload, self: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor] = run_on_host(op, (self, dim), {})
     return found
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from ...capture.decompositions.table import is_composite
 from ...capture.eager.capture import rule_for_host
@@ -27,6 +25,16 @@ from ...target import BINDING_ALIGNMENT
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
 from ...torch_ops.names import dispatch_name
 from ...torch_ops.written import WITHOUT_HOST
+from ...torch_private import (
+    DispatchKey,
+    Generator,
+    OpOverload,
+    _DisableAutocast,
+    _dispatch_has_computed_kernel_for_dispatch_key,
+    tree_flatten,
+    tree_structure,
+    tree_unflatten,
+)
 from .. import determinism
 from ..tensors import aliasing
 from ..tensors.storages import FEWEST_OF_MANY, data_ptr
@@ -48,7 +56,7 @@ PROPERTIES = (
 )
 _is_conj, _is_neg = Tensor.is_conj, Tensor.is_neg
 
-_GENERATOR: Any = torch._C.Generator  # any will do: numbers are drawn of it at each call
+_GENERATOR: Any = Generator  # any will do: numbers are drawn of it at each call
 _VALUES = {int, bool, type(None), torch.dtype}  # `isinstance` of a generator is Python code
 
 _default_dtype = torch.get_default_dtype
@@ -81,7 +89,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         # Tensors without memory: zeros_like, where a tracer makes arguments to run a real operator
         # whose results nothing else describes. PyTorch's composite kernel reads sizes only, and
         # comes back here with the tensor that it made.
-        composite = torch._C.DispatchKey.CompositeExplicitAutograd
+        composite = DispatchKey.CompositeExplicitAutograd
         return op._op_dk(composite, *arguments, **keywords)
     if keywords:
         key += keywords
@@ -92,7 +100,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     found = _by_signature.get(signature)
     known = found.get(_details(leaves)) if type(found) is dict else found
     if known is None:
-        with torch._C._DisableAutocast():  # tracing calls operators: they are this one's parts
+        with _DisableAutocast():  # tracing calls operators: they are this one's parts
             return _first_time(_Call(op, arguments, keywords, leaves, signature))
     compiled: CompiledOp | None = known.compiled
     if compiled is None:
@@ -263,7 +271,7 @@ def _runs_on_cpu(op: OpOverload) -> bool:
     """Whether there is a kernel for the CPU; some operators are for other devices."""
     if op in WITHOUT_HOST or op in INSTEAD:
         return False
-    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(dispatch_name(op), "CPU")
+    return _dispatch_has_computed_kernel_for_dispatch_key(dispatch_name(op), "CPU")
 
 
 def _runs_on_host(op: OpOverload) -> bool:

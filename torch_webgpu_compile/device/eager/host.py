@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ... import fallbacks
 from ...capture.eager.arguments import with_tensors
@@ -16,6 +15,15 @@ from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
+from ...torch_private import (
+    Generator,
+    OpOverload,
+    _current_autograd_node,
+    _DisableAutocast,
+    _neg_view,
+    tree_leaves,
+    tree_map,
+)
 from .. import devices
 from ..generators import on_host
 from ..tensors import sparse
@@ -27,20 +35,20 @@ from .outputs import to_meta
 _CPU = torch.device("cpu")
 
 
-def report(op: torch._ops.OpOverload, cause: str, arguments: Sequence[Any]) -> None:
+def report(op: OpOverload, cause: str, arguments: Sequence[Any]) -> None:
     """Warns, or raises UnsupportedOp, as ``TORCH_WEBGPU_FALLBACK`` says."""
-    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
     fallbacks.on_fallback(resolve().fallback)(str(op), dtype, _line_of_forward(), cause)
 
 
 def _line_of_forward() -> str:
     """The user's line in the forward pass, in a backward pass under anomaly detection; else ""."""
-    node: Any = torch._C._current_autograd_node() if torch.is_anomaly_enabled() else None
+    node: Any = _current_autograd_node() if torch.is_anomaly_enabled() else None
     return line_of_user("".join(node.metadata.get("traceback_", ()))) if node is not None else ""
 
 
-def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:
+def run_on_host(op: OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any:
     """Runs an operator on CPU copies of its arguments, and brings the results to the device."""
     _refuse_large_results(op, arguments, keywords)
     moved = _Moved()
@@ -48,22 +56,20 @@ def run_on_host(op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, A
         moved.find_shared((arguments, keywords))
     # PyTorch hands numbers in tensors' places to Python, but does not take them from there.
     given = with_tensors(op, arguments), keywords
-    host_arguments, host_keywords = pytree.tree_map(moved.to_host, given)
+    host_arguments, host_keywords = tree_map(moved.to_host, given)
     if moved.index is None and "device" in keywords:
         moved.index = devices.index_of(keywords["device"])
     compute = rule_for_host(op) or op
-    with torch._C._DisableAutocast():  # of the CPU
+    with _DisableAutocast():  # of the CPU
         results = compute(*host_arguments, **host_keywords)
     counters.add_fallback(str(op))
     moved.write_back(op, arguments, keywords)
-    return pytree.tree_map(moved.to_device, results)
+    return tree_map(moved.to_device, results)
 
 
-def _refuse_large_results(
-    op: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]
-) -> None:
+def _refuse_large_results(op: OpOverload, arguments: Any, keywords: dict[str, Any]) -> None:
     """Raises OutOfMemoryError where no buffer of the GPU can hold a result of the host."""
-    leaves = pytree.tree_leaves((arguments, keywords))
+    leaves = tree_leaves((arguments, keywords))
     places = [x.device for x in leaves if isinstance(x, Tensor)]
     places += [x for x in leaves if isinstance(x, torch.device)]
     index = next((devices.index_of(place) for place in places if place.type == devices.NAME), None)
@@ -73,11 +79,11 @@ def _refuse_large_results(
     if _most_elements(leaves) <= limit / _MOST_ITEMSIZE:
         return
     try:
-        given, named = pytree.tree_map(to_meta, (arguments, keywords))
+        given, named = tree_map(to_meta, (arguments, keywords))
         results = op(*given, **named)
     except Exception:
         return  # it depends on contents, or the host says what is wrong
-    for result in pytree.tree_leaves(results):
+    for result in tree_leaves(results):
         if isinstance(result, Tensor) and result.is_meta:
             nbytes = result.numel() * result.element_size()
             if nbytes > limit:
@@ -113,7 +119,7 @@ class _Moved:
     def find_shared(self, values: Any) -> None:
         """Notes the storages that several tensors are in, or one that overlaps itself."""
         seen: dict[int, Tensor] = {}
-        for value in pytree.tree_leaves(values):
+        for value in tree_leaves(values):
             if not isinstance(value, Tensor) or sparse.is_sparse(value):
                 continue
             if is_here(value) and value.numel():
@@ -133,7 +139,7 @@ class _Moved:
         made = torch.empty(0, dtype=tensor.dtype)
         made.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         made = made.conj() if tensor.is_conj() else made
-        return torch._neg_view(made) if tensor.is_neg() else made
+        return _neg_view(made) if tensor.is_neg() else made
 
     def to_host(self, value: Any) -> Any:
         if isinstance(value, Tensor) and is_here(value):
@@ -145,7 +151,7 @@ class _Moved:
             return copy
         if isinstance(value, torch.device) and value.type == devices.NAME:
             return _CPU
-        if isinstance(value, torch._C.Generator):
+        if isinstance(value, Generator):
             return on_host(value)
         if isinstance(value, Tensor):
             self._originals[id(value)] = value
@@ -154,7 +160,7 @@ class _Moved:
     def write_back(self, op: Any, arguments: Any, keywords: dict[str, Any]) -> None:
         """Copies every CPU argument that the operator has changed to its tensor on the device."""
         for given, is_written in by_schema(op, arguments, keywords):
-            for tensor in pytree.tree_leaves(given) if is_written else ():
+            for tensor in tree_leaves(given) if is_written else ():
                 copy = self._copies.get(id(tensor)) if isinstance(tensor, Tensor) else None
                 if copy is not None:
                     self._write(copy, tensor)

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from ... import patches
 from ...capture.decompositions import distributions, factorizations, products
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
-from .. import changes
-from ..patches import distributed, printing
+from ...torch_private import (
+    OpOverload,
+    _dispatch_get_all_op_names,
+    _dispatch_has_kernel_for_dispatch_key,
+)
 from ..registration import new_library, untraced
 from ..tensors import factories
 from ..tensors.deferred import settle
@@ -165,19 +169,15 @@ def register() -> Callable[..., Any]:
         sparse.register(library)
         refusing = untraced(composed.no_quantized_tensors)
         new_library("_").fallback(refusing, "QuantizedPrivateUse1")
-        failures = [
-            changes.attempt(printing.__name__, printing.install),
-            changes.attempt(distributed.__name__, distributed.install),
-        ]
-        changes.warn(changes.describe(failures))
+        patches.install(patches.When.KERNELS)
         _registered = True
         return untraced(run)
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
+def _overload(name: str) -> OpOverload:
     packet, _, overload = name.partition(".")
     found = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    assert isinstance(found, torch._ops.OpOverload)
+    assert isinstance(found, OpOverload)
     return found
 
 
@@ -186,7 +186,7 @@ _COMPOSITES = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 )
-_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+_has_kernel: Callable[[str, str], bool] = _dispatch_has_kernel_for_dispatch_key
 
 
 def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
@@ -197,7 +197,7 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     }
     found = []
     known = _REGISTERED.union(kernels)
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in _dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")
         if namespace != "aten" or short in known or short.split(".")[0] in _COMPOSITE:
             continue
@@ -209,7 +209,7 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
     return found
 
 
-def _returns_view(op: torch._ops.OpOverload) -> bool:
+def _returns_view(op: OpOverload) -> bool:
     """Whether results share memory with arguments that the operator does not change."""
     aliases = [result.alias_info for result in op._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

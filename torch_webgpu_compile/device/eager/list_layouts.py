@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ...runtime.buffers import AnyBuffer
+from ...torch_private import TensorBase
 from ..tensors import storages
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]
-_stride = torch._C.TensorBase.stride
+_stride = TensorBase.stride
 
 EXACT = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, torch.int64}
 

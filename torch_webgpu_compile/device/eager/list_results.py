@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
+from ...torch_private import _storage_Use_Count, _use_count
 from ..tensors import storages
 from .list_layouts import Description, KnownList
 
@@ -18,9 +19,6 @@ _none_yet = EmptiedBuffer(
     "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
     "error before this one): compute it again"
 )
-
-_use_count: Callable[[Tensor], int] = Tensor._use_count  # type: ignore[attr-defined]
-_storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class Results:
@@ -52,7 +50,7 @@ class Results:
     def are_needed(self) -> list[bool]:
         """For each result, whether it, or a view of it, is referenced elsewhere."""
         references, uses = map(sys.getrefcount, self.tensors), map(_use_count, self.tensors)
-        views = map(_storage_use_count, self._storages)
+        views = map(_storage_Use_Count, self._storages)
         found = zip(references, uses, views, strict=True)
         return [r > _REFERENCES or u > _USES or v > _VIEWS for r, u, v in found]
 
@@ -66,7 +64,7 @@ def _counts() -> tuple[int, int, int]:
     tensors = [torch.empty(0)]
     handle = tensors[0].untyped_storage()._cdata
     references, uses = (next(map(count, tensors)) for count in (sys.getrefcount, _use_count))
-    return references, uses, _storage_use_count(handle)
+    return references, uses, _storage_Use_Count(handle)
 
 
 _REFERENCES, _USES, _VIEWS = _counts()

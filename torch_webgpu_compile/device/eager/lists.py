@@ -26,13 +26,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
+from ...torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    OpOverload,
+    _DisableAutocast,
+    _ExcludeDispatchKeyGuard,
+    _unsafe_preserve_version_counter,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
 from ..tensors import storages
 from ..tensors.aliasing import overlaps_itself, written_by
 from ..tensors.deferred import defer, settle
@@ -51,8 +59,8 @@ _lock = threading.RLock()
 # `storages.Likeness` knows tensors by their keys of dispatch as well, of which those that PyTorch
 # has gone through are not left: more of an operator that changes its arguments than of others.
 _below_autograd = partial(
-    torch._C._ExcludeDispatchKeyGuard,
-    torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView),
+    _ExcludeDispatchKeyGuard,
+    DispatchKeySet(DispatchKey.ADInplaceOrView),
 )
 
 
@@ -548,7 +556,7 @@ class _Sequence:
 
         calls = list(map(with_leaves, self._node.calls))
         made = [TensorSpec(*layout) for layout in self._node.layouts]
-        with torch._C._DisableAutocast():
+        with _DisableAutocast():
             try:
                 return compile_lists(calls, specs_of(leaves), made, wanted, self._index)
             except UnsupportedOp:
@@ -612,7 +620,7 @@ def _results(
         _DifferentError: PyTorch refuses the call, or cannot tell.
     """
     described, named = tree_map(outputs.to_meta, (args, kwargs))
-    with torch._C._DisableAutocast():
+    with _DisableAutocast():
         try:
             found = op(*described, **named)
         except Exception:  # of wrong arguments, or of operators that PyTorch cannot describe

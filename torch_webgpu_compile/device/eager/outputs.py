@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ...capture.decompositions.table import OWN
 from ...capture.eager.arguments import with_tensors
+from ...torch_private import OpOverload, tree_leaves, tree_map
 from ..tensors import aliasing
 from ..tensors.factories import contiguous_strides
 

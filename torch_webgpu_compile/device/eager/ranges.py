@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ...torch_private import OpOverload
 from .dispatch import run
 
 aten = torch.ops.aten

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from ... import fallbacks
 from ...options import resolve
+from ...torch_private import (
+    DispatchKey,
+    OpOverload,
+    _dispatch_get_registrations_for_dispatch_key,
+    tree_leaves,
+)
 from ..registration import new_library, untraced
 from ..tensors import sparse
 from ..tensors.copying import is_here
@@ -20,7 +24,7 @@ from .host import run_on_host
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _KEYS = {"SparsePrivateUse1": "SparseCPU", "SparseCsrPrivateUse1": "SparseCsrCPU"}
 # What makes a tensor sparse.
 _CONVERSIONS = (
@@ -91,7 +95,7 @@ def register(library: Any) -> None:
     through = torch.library.fallthrough_kernel
     library.impl("sparse_coo_tensor.indices_size", through, "AutogradPrivateUse1")
     structure = sparse.structure_kernels()
-    registrations = torch._C._dispatch_get_registrations_for_dispatch_key
+    registrations = _dispatch_get_registrations_for_dispatch_key
     for key, of_cpu in _KEYS.items():
         kernels = {name: kernel for (name, where), kernel in structure.items() if where == key}
         for name in registrations(of_cpu):

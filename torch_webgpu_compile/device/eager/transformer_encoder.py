@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...torch_ops import custom_ops
+from ...torch_private import DispatchKey, DispatchKeySet, OpOverload
 from ..registration import new_library, untraced
 from .dispatch import run
 
 aten = torch.ops.aten
 
-_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_NESTED_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
+_ON_CPU = DispatchKeySet(DispatchKey.CPU)
+_NESTED_ON_CPU = DispatchKeySet(DispatchKey.NestedTensorCPU)
 _OF_PADDING = 1  # ``mask_type`` of a mask (batch, keys), True removes
 _KEEPS = "_webgpu_keeps"  # an attribute of our nested tensors: their mask, True keeps
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...counters import counters
 from ...symbolic.sizes import storage_span
+from ...torch_private import _neg_view
 from .. import devices
 from . import storages
 from .storages import data_ptr, fills_storage, is_dense, offset_at
@@ -44,7 +45,7 @@ def to_host(tensor: Tensor, through_kernels: bool = True) -> Tensor:
         result = flat.as_strided(sizes, strides)
     if tensor.is_conj():
         result = result.conj()
-    return torch._neg_view(result) if tensor.is_neg() else result
+    return _neg_view(result) if tensor.is_neg() else result
 
 
 def _read(source: Tensor, nbytes: int, target: Tensor) -> None:

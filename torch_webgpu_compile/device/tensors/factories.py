@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ...runtime.buffers import round_up
 from ...symbolic.sizes import storage_span
+from ...torch_private import (
+    _disable_current_modes,
+    _dispatch_has_kernel_for_dispatch_key,
+    _len_torch_dispatch_stack,
+    _storage_Use_Count,
+)
 from .. import determinism, devices
 from .deferred import settle
 from .storages import CPU_KEYS, buffer_of, given_strides, new_storage, new_tensor
@@ -120,7 +125,7 @@ def _unwritten(tensor: Tensor) -> Tensor:
             value = True if dtype is torch.bool else torch.iinfo(dtype).max
         # torch.tensor makes a real one also while a mode traces, from which it hides its operators,
         # but not fill_: PyTorch asks the mode for a kernel and finds none.
-        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+        with _disable_current_modes() if _len_torch_dispatch_stack() else nullcontext():
             tensor.fill_(value)
     return tensor
 
@@ -193,7 +198,7 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
 
 def _users(storage: torch.UntypedStorage) -> int:
     """How many refer to a storage."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)
+    count: int = _storage_Use_Count(storage._cdata)
     return count
 
 
@@ -206,6 +211,6 @@ def view_kernels() -> dict[str, Callable[..., Any]]:
     for name in _VIEWS:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
+        if _dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
             found[name] = partial(operator._handle.redispatch_boxed, CPU_KEYS)
     return found

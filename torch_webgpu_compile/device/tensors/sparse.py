@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import DispatchKey, DispatchKeySet
 from .. import devices
 from .copying import from_host
 from .copying import to_host as dense_to_host
 
 aten = torch.ops.aten
 
-_COO = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
-_COMPRESSED = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
+_COO = DispatchKeySet(DispatchKey.SparseCPU)
+_COMPRESSED = DispatchKeySet(DispatchKey.SparseCsrCPU)
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 _OF_COO = (

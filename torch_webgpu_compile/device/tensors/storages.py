@@ -23,6 +23,14 @@ from ...errors import DeviceError
 from ...runtime.buffers import AnyBuffer, EmptiedBuffer, LostBuffer
 from ...runtime.device import Device, GpuBuffer
 from ...target import BINDING_ALIGNMENT
+from ...torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    StorageBase,
+    TensorBase,
+    TensorGuards,
+    _construct_storage_from_data_pointer,
+)
 from .. import devices
 from .deferred import settle
 from .templates import Templates
@@ -31,16 +39,16 @@ from .templates import Templates
 _SLOT_BITS = 41
 _OFFSET_MASK = (1 << _SLOT_BITS) - 1
 
-CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_construct_storage = torch._C._construct_storage_from_data_pointer
-_StorageBase: Any = torch._C.StorageBase
+CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
+_construct_storage = _construct_storage_from_data_pointer
+_StorageBase: Any = StorageBase
 _whole_nbytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _is_inference = torch.is_inference_mode_enabled
-_data = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
+_data = TensorBase.data.__get__  # type: ignore[attr-defined]
 _templates = Templates()
-data_ptr = torch._C.TensorBase.data_ptr
-_stride, _device = torch._C.TensorBase.stride, torch._C.TensorBase.device.__get__
+data_ptr = TensorBase.data_ptr
+_stride, _device = TensorBase.stride, TensorBase.device.__get__
 
 _SLOTS = 1 << 22
 _slots = itertools.cycle(range(1, _SLOTS))
@@ -193,7 +201,7 @@ class Likeness:
     __slots__ = ("_check",)
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        guards: Any = torch._C._dynamo.guards.TensorGuards
+        guards: Any = TensorGuards
         self._check: Callable[..., bool] = guards(
             *tensors,
             dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],

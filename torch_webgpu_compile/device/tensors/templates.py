@@ -15,9 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_private import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    _DisableTorchDispatch,
+    _make_wrapper_subclass,
+)
 from .. import devices
 
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU = DispatchKeySet(DispatchKey.CPU)
 
 
 class _Wrapper(Tensor):
@@ -38,11 +45,11 @@ class Templates(dict[tuple[torch.dtype, int, bool], Tensor]):
         dtype, index, inference = key
         if index:
             devices.prepare_several()
-        make: Any = Tensor._make_wrapper_subclass
+        make: Any = _make_wrapper_subclass
         place = devices.torch_device(index)
         with (
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableTorchDispatch(),
+            DisableTorchFunction(),
+            _DisableTorchDispatch(),
             torch.inference_mode(inference),
         ):
             wrapper = make(_Wrapper, (0,), dtype=dtype, device=place, _extra_dispatch_keys=_CPU)

@@ -1,0 +1,1 @@
+"""Changes to PyTorch while graphs are captured: rows of `patches.TABLE`."""
