@@ -216,10 +216,10 @@ FAULTS = (
     ),
     Fault(
         "masks_taken_to_end_a_key_early",
-        "scheduler/rewrites/key_ends.py",
+        "scheduler/rewrites/key_bounds.py",
         "within, const(1 - above,",
         "within, const(-above,",
-        _tests("unit/test_key_ends.py gpu/test_compiled_decoding.py"),
+        _tests("unit/test_key_bounds.py gpu/test_compiled_decoding.py"),
     ),
     # ---- ir
     Fault(

@@ -10,7 +10,7 @@ import torch
 from torch import is_tensor
 
 from . import fallbacks, patches
-from .callables import artifact, residents
+from .callables import artifact, saved_on_gpu
 from .callables.compiled_graph import CompiledGraph
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
@@ -117,8 +117,10 @@ def compile_module(
         return compiled
 
     def gpu() -> StaticTensors | None:
-        """Where a graph of CPU tensors works that is divided: between its parts there are plain
-        ``webgpu`` tensors, and those are of the devices that PyTorch knows."""
+        """The device tensors for the parts of a divided graph of CPU tensors.
+
+        None where PyTorch does not know the device: plain ``webgpu`` tensors are between parts.
+        """
         if index is not None:
             return None
         current = devices.current_index()
@@ -138,7 +140,7 @@ def compile_module(
                 on_whole=keep,
                 gpu=gpu,
                 host_numbers=host_numbers,
-                fill=residents.fill,
+                fill=saved_on_gpu.fill,
                 shows=options.shows if observer is None else lambda name: True,
             ),
         )

@@ -1,4 +1,4 @@
-"""What capture gives and lowering takes."""
+"""`CapturedGraph`: the functional FX graph that capture gives to lowering."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a captured graph is for.
+    """The purpose of a captured graph: inference, forward or backward.
 
     Attributes:
         name: ``inference``, ``forward`` or ``backward``; ``joint`` of a graph that AOTAutograd has
@@ -144,7 +144,7 @@ def line_of_user(trace: str, not_in: tuple[str, ...] = _CALLING) -> str:
 
 
 def user_source(node: torch.fx.Node) -> str:
-    """Where a node of an FX graph comes from, for a person.
+    """The user's line of code that a node of an FX graph comes from, for a person.
 
     ``file:line: code`` of the innermost line of user code that led to it; where all of the code is
     PyTorch's own, as in an ``nn.Sequential`` that is compiled as it is, the module: ``0 (Linear)``,

@@ -41,22 +41,22 @@ from .plan.model import KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
 from .planner.match import verify_match
-from .scheduler.grouping.fusion import Grouping, fuse, open_groups
-from .scheduler.grouping.in_place import share_memory
+from .scheduler.grouping.fusion import Grouping, fuse, one_group_per_node
+from .scheduler.grouping.in_place import write_in_place
 from .scheduler.grouping.joint import join_small_kernels
-from .scheduler.grouping.lanes import side_by_side
+from .scheduler.grouping.lanes import repeat_lanes
 from .scheduler.grouping.maps import join_connected_maps, join_foreach, join_small_maps
 from .scheduler.grouping.order import order_groups, verify_grouping
 from .scheduler.grouping.products import join_pairs, join_siblings
-from .scheduler.rewrites.causal import find_causal
-from .scheduler.rewrites.equal_nodes import drop_unit_symbols, share_equal_nodes
-from .scheduler.rewrites.exponents import know_exponents
+from .scheduler.rewrites.bf16_scales import precompute_bf16_scales
+from .scheduler.rewrites.cache_writes import forward_cache_writes
+from .scheduler.rewrites.causal import find_causal_masks
+from .scheduler.rewrites.common_nodes import drop_unit_symbols, eliminate_common_nodes
 from .scheduler.rewrites.float16_words import store_float16_in_words
 from .scheduler.rewrites.inline import inline_producers
-from .scheduler.rewrites.key_ends import find_key_ends
+from .scheduler.rewrites.key_bounds import bound_keys_by_mask
 from .scheduler.rewrites.layouts import choose_layouts
-from .scheduler.rewrites.new_rows import read_new_rows
-from .scheduler.rewrites.preparation import separate_preparation
+from .scheduler.rewrites.preparation import hoist_parameter_work
 from .scheduler.rewrites.split import (
     split_contractions,
     split_reductions,
@@ -107,30 +107,30 @@ class Compilation:
 
     @property
     def program(self) -> Program[Schedule]:
-        """As the last pass that regroups kernels gave it."""
+        """The program as the last pass that regroups kernels left it."""
         found: Program[Schedule] = self.results[_last_schedule(self.options).name]
         return found
 
     @property
     def schedule(self) -> Schedule:
-        """What every call computes, of `program`."""
+        """The schedule of every call, of `program`."""
         return self.program.called
 
     @property
     def calls(self) -> tuple[KernelCall | HostCall, ...]:
-        """The kernel calls and host calls of what every call computes, in order."""
+        """The kernel calls and host calls of every call, in order."""
         made: Program[Kernels] = self.results["wgsl"]
         return made.called.calls
 
     @property
     def plan(self) -> Plan:
-        """The result of the pass ``plan``, or what the plan cache had in its place."""
+        """The result of the pass ``plan``, or the plan from the plan cache."""
         found = self.results["plan"]
         assert isinstance(found, Plan)
         return found
 
     def texts(self) -> dict[str, str]:
-        """What each pass that changed something gave, for a person to read, by its name."""
+        """The results of the passes that changed something, as text, by the pass's name."""
         found, before = {}, None
         for step in passes(self.options):
             if step.name in self.results:
@@ -172,13 +172,13 @@ def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
     )
 
 
-def _share_memory(grouping: Grouping, state: Compilation) -> Grouping:
-    return share_memory(grouping, single=state.lanes is not None or state.options.in_place)
+def _write_in_place(grouping: Grouping, state: Compilation) -> Grouping:
+    return write_in_place(grouping, single=state.lanes is not None or state.options.in_place)
 
 
-def _side_by_side(schedule: Schedule, state: Compilation) -> Schedule:
+def _repeat_lanes(schedule: Schedule, state: Compilation) -> Schedule:
     lanes = state.lanes
-    return schedule if lanes is None else side_by_side(schedule, lanes, state.target)
+    return schedule if lanes is None else repeat_lanes(schedule, lanes, state.target)
 
 
 def _generate(program: Program[Schedule], state: Compilation) -> Program[Kernels]:
@@ -209,7 +209,7 @@ def _verify_kernels(program: Program[Kernels], before: object, state: Compilatio
     """Kernels are verified by the WGSL compiler."""
 
 
-def _verify_separated(program: Program[LoopGraph], before: LoopGraph, state: Compilation) -> None:
+def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, state: Compilation) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
     verify_prepared(program)
@@ -236,7 +236,7 @@ CAPTURED = Form(
     lambda captured: captured.text,
 )
 GRAPH = Form("LoopGraph", _verify_graph, format_graph)
-GRAPHS = Form("Program[LoopGraph]", _verify_separated, _of_parts(format_graph))
+GRAPHS = Form("Program[LoopGraph]", _verify_hoisted, _of_parts(format_graph))
 GROUPS = Form(
     "Program[Grouping]", _verify_groupings, _of_parts(lambda g: format_schedule(order_groups(g)))
 )
@@ -279,27 +279,27 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("split_attention", GRAPH, GRAPH, _on_target(split_attention)),
     Pass("drop_unit_symbols", GRAPH, GRAPH, _alone(drop_unit_symbols)),
-    Pass("share_equal_nodes", GRAPH, GRAPH, _alone(share_equal_nodes)),
-    Pass("find_causal", GRAPH, GRAPH, _alone(find_causal)),
-    Pass("find_key_ends", GRAPH, GRAPH, _on_target(find_key_ends)),
+    Pass("eliminate_common_nodes", GRAPH, GRAPH, _alone(eliminate_common_nodes)),
+    Pass("find_causal_masks", GRAPH, GRAPH, _alone(find_causal_masks)),
+    Pass("bound_keys_by_mask", GRAPH, GRAPH, _on_target(bound_keys_by_mask)),
     Pass("recompute_statistics", GRAPH, GRAPH, _alone(recompute_statistics)),
-    Pass("read_new_rows", GRAPH, GRAPH, _on_target(read_new_rows)),
+    Pass("forward_cache_writes", GRAPH, GRAPH, _on_target(forward_cache_writes)),
     Pass("inline_producers", GRAPH, GRAPH, _on_target(inline_producers)),
     Pass("choose_layouts", GRAPH, GRAPH, _on_target(choose_layouts)),
     Pass("split_contractions", GRAPH, GRAPH, _on_target(split_contractions)),
     Pass("split_weight_gradients", GRAPH, GRAPH, _on_target(split_weight_gradients)),
-    Pass("know_exponents", GRAPH, GRAPH, _on_target(know_exponents)),
+    Pass("precompute_bf16_scales", GRAPH, GRAPH, _on_target(precompute_bf16_scales)),
     Pass("split_reductions", GRAPH, GRAPH, _on_target(split_reductions)),
-    Pass("separate", GRAPH, GRAPHS, _on_target(separate_preparation)),
+    Pass("hoist_parameter_work", GRAPH, GRAPHS, _on_target(hoist_parameter_work)),
     # What shares a kernel.
-    Pass("open_groups", GRAPHS, GROUPS, _each(_on_target(open_groups)), fusion=False),
+    Pass("one_group_per_node", GRAPHS, GROUPS, _each(_on_target(one_group_per_node)), fusion=False),
     Pass("fuse", GRAPHS, GROUPS, _each(_on_target(fuse)), fusion=True),
-    Pass("share_memory", GROUPS, GROUPS, _each(_share_memory)),
+    Pass("write_in_place", GROUPS, GROUPS, _each(_write_in_place)),
     Pass("order_groups", GROUPS, SCHEDULES, _each(_alone(order_groups))),
     Pass("join_connected_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_connected_maps)), True),
     Pass("join_foreach", SCHEDULES, SCHEDULES, _each(_on_target(join_foreach)), True),
     Pass("join_small_maps", SCHEDULES, SCHEDULES, _each(_on_target(join_small_maps)), True),
-    Pass("side_by_side", SCHEDULES, SCHEDULES, _each(_side_by_side), needed=True),
+    Pass("repeat_lanes", SCHEDULES, SCHEDULES, _each(_repeat_lanes), needed=True),
     Pass("join_pairs", SCHEDULES, SCHEDULES, _each(_on_target(join_pairs)), True),
     Pass("join_siblings", SCHEDULES, SCHEDULES, _each(_on_target(join_siblings)), True),
     Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
@@ -311,12 +311,12 @@ PASSES: tuple[Pass, ...] = (
 
 
 def _nothing(name: str) -> CapturedGraph:
-    """What is captured where a compilation starts with a graph that is lowered."""
+    """An empty captured graph, for a compilation that starts with a lowered graph."""
     return CapturedGraph(name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset())
 
 
 def passes(options: CompileOptions) -> tuple[Pass, ...]:
-    """Those that these options want, in order."""
+    """The passes that these options want, in order."""
     return tuple(step for step in PASSES if step.fusion in (None, options.fusion))
 
 
@@ -341,7 +341,7 @@ def compile_graph(
         target, options: for what, and how.
         use_cache: whether a plan compiled before will do.
         tune: measures kernels on the GPU; without it they are chosen by what is known.
-        lanes: what the graph is one of: the plan is that of several, see `side_by_side`, and not
+        lanes: what the graph is one of: the plan is that of several, see `repeat_lanes`, and not
             that of the graph, for which the cache would take it.
 
     Raises:
@@ -435,7 +435,7 @@ def _refuse_large_results(graph: LoopGraph, target: Target) -> None:
 
 @dataclass(frozen=True)
 class Loops:
-    """A lowered graph with size symbols: what is left of a compilation that can be compiled again.
+    """A lowered graph with size symbols, kept to compile it again for other sizes.
 
     Attributes:
         graph: as lowering gave it.
@@ -465,7 +465,7 @@ class Loops:
 
 
 def loops_of(state: Compilation) -> Loops | None:
-    """What plans for other sizes are made of; None where there are no other sizes."""
+    """The lowered graph that plans for other sizes start from; None without size symbols."""
     graph = state.graph
     return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 

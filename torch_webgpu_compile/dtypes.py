@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """What arithmetic an element type follows."""
+    """The kind of arithmetic of an element type."""
 
     BOOL = "bool"
     SIGNED = "signed"

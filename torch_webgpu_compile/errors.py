@@ -34,7 +34,7 @@ class OptionError(WebGPUCompileError, ValueError):
 
 
 class WgslError(WebGPUCompileError, ValueError):
-    """WGSL that was given to `wgsl_op` is not what an operator can be made of.
+    """The WGSL given to `wgsl_op` cannot be made an operator.
 
     Args:
         op: the operator, e.g. ``mylib::swish``.
@@ -119,7 +119,7 @@ class OutOfMemoryError(DeviceError):
     """The GPU could not allocate a buffer. A ``torch.OutOfMemoryError``, too."""
 
     def add_op(self, op: str) -> None:
-        """Says what it was for, unless the message does."""
+        """Adds the operator to the message, unless it is named there."""
         if op not in str(self):
             self.args = (f"{op}: {self}",)
 

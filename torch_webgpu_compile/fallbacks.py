@@ -29,7 +29,7 @@ OnFallback = Callable[[str, str, str, str], None]
 
 
 def on_fallback(policy: str) -> OnFallback:
-    """What lowering calls with (op, dtype, source, cause) for each operator without a kernel.
+    """The callback (op, dtype, source, cause) of lowering for an operator without a kernel.
 
     Args:
         policy: ``warn``, ``error`` or ``silent``.

@@ -44,12 +44,26 @@ DEBUG_STAGES = (
     *("replace_attention", "replace_calls", "inline_operators", "keep_seeds"),
     *("recompute_constants", "recompute_masks", "split_log_softmax", "take_views", "divide"),
     *("take_numbers", "take_forwarded", "take_seeds", "separate_complex", "fx", "ir"),
-    *("store_float16_in_words", "split_attention", "drop_unit_symbols", "share_equal_nodes"),
-    *("find_causal", "find_key_ends", "recompute_statistics", "read_new_rows", "inline_producers"),
-    *("choose_layouts", "split_contractions", "split_weight_gradients", "know_exponents"),
-    *("split_reductions", "separate", "open_groups", "fuse", "share_memory", "order_groups"),
-    *("join_connected_maps", "join_foreach", "join_small_maps", "side_by_side", "join_pairs"),
-    *("join_siblings", "join_small_kernels", "harden", "schedule", "wgsl", "plan"),
+    *("store_float16_in_words", "split_attention", "drop_unit_symbols", "eliminate_common_nodes"),
+    *(
+        "find_causal_masks",
+        "bound_keys_by_mask",
+        "recompute_statistics",
+        "forward_cache_writes",
+        "inline_producers",
+    ),
+    *("choose_layouts", "split_contractions", "split_weight_gradients", "precompute_bf16_scales"),
+    *(
+        "split_reductions",
+        "hoist_parameter_work",
+        "one_group_per_node",
+        "fuse",
+        "write_in_place",
+        "order_groups",
+    ),
+    *("join_connected_maps", "join_foreach"),
+    *("join_small_maps", "repeat_lanes", "join_pairs", "join_siblings", "join_small_kernels"),
+    *("harden", "schedule", "wgsl", "plan"),
 )
 """``fx`` is the captured graph, ``schedule`` the last result of those passes that regroup kernels;
 the others are the passes of `capture.graph.passes.CAPTURE_PASSES` and of `compiler.PASSES`."""

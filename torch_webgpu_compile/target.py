@@ -1,4 +1,4 @@
-"""What a GPU can do, and how fast, as data: the argument of every stage that depends on it."""
+"""The features, limits and rates of a GPU as data: the argument of every stage that needs them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _WHOLE = (Window(),)
 
 
 def binding_start(offset_nbytes: int) -> int:
-    """Where a binding starts that reaches what begins at this offset, in bytes."""
+    """The offset, in bytes, of a binding that reaches data at this offset."""
     return offset_nbytes // BINDING_ALIGNMENT * BINDING_ALIGNMENT
 
 
@@ -58,7 +58,7 @@ _MEASURED_MULTIPROCESSORS = 132  # of the H200 on which decisions were measured
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast a GPU is and how much of it there is to fill: what decisions of profit depend on.
+    """The rates and the size of a GPU: decisions of profit depend on them.
 
     The defaults are those of an NVIDIA H200, on which this package's decisions were measured. Every
     adapter gets them, whatever it is: no adapter is given guesses by its name or its type. Only
@@ -182,7 +182,7 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """What is measured on this adapter is stored under this key."""
+        """The key of measurements on this adapter."""
         return hashlib.sha256(f"{self.name} {self.backend}".encode()).hexdigest()
 
     @property

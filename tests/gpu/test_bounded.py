@@ -28,7 +28,7 @@ autoload.register()
 @pytest.fixture
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> int:
     for module in (signature, device_graph):
-        monkeypatch.setattr(module, "most_sizes", lambda _: 5)
+        monkeypatch.setattr(module, "max_resolved_sizes", lambda _: 5)
     return 5
 
 

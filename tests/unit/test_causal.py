@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.compilations import compile_function
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.interpret import interpret
-from torch_webgpu_compile.scheduler.rewrites.causal import find_causal
+from torch_webgpu_compile.scheduler.rewrites.causal import find_causal_masks
 
 pytestmark = pytest.mark.rotates(6)
 
@@ -123,7 +123,7 @@ def test_masks(mask):
     arguments = q, k, v, torch.tensor([0] * 5 + [1] * 7)
     state = compile_function(function, *arguments)
     inputs = [x.numpy() for x in (arguments if len(state.graph.inputs) == 4 else (q, k, v))]
-    found = find_causal(state.graph)
+    found = find_causal_masks(state.graph)
     node = attention_of(found)
     assert node.causal == (mask in CAUSAL)
     assert node.window == WINDOWS.get(mask)
@@ -144,7 +144,7 @@ def test_masks_of_constants_for_each_sequence(starts):
         return F.scaled_dot_product_attention(q, k, v, mask.unsqueeze(1))
 
     arguments = [torch.randn(2, 2, LENGTH, 8) for _ in range(3)]
-    found = find_causal(compile_function(function, *arguments).graph)
+    found = find_causal_masks(compile_function(function, *arguments).graph)
     node = attention_of(found)
     assert node.causal
     assert (node.bias is None) == (starts == (0, 0))
@@ -155,7 +155,7 @@ def test_masks_of_constants_for_each_sequence(starts):
 def test_a_bias_that_is_an_argument_is_left_alone():
     q, k, v = (torch.randn(1, 2, LENGTH, 8) for _ in range(3))
     state = compile_function(F.scaled_dot_product_attention, q, k, v, torch.randn(LENGTH, LENGTH))
-    assert find_causal(state.graph) is state.graph
+    assert find_causal_masks(state.graph) is state.graph
 
 
 def test_one_query_at_a_position_is_not_causal():
@@ -165,7 +165,7 @@ def test_one_query_at_a_position_is_not_causal():
     q = torch.randn(1, 2, 1, 8)
     k, v = (torch.randn(1, 2, LENGTH, 8) for _ in range(2))
     state = compile_function(function, q, k, v, torch.tensor([[5]]))
-    assert not attention_of(find_causal(state.graph)).causal
+    assert not attention_of(find_causal_masks(state.graph)).causal
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.5])
@@ -174,7 +174,7 @@ def test_a_mask_of_zeros_is_dropped(bias):
         return F.scaled_dot_product_attention(q, k, v, torch.full((LENGTH, LENGTH), bias))
 
     state = compile_function(function, *(torch.randn(1, 2, LENGTH, 8) for _ in range(3)))
-    assert (attention_of(find_causal(state.graph)).bias is None) == (bias == 0.0)
+    assert (attention_of(find_causal_masks(state.graph)).bias is None) == (bias == 0.0)
 
 
 def ones(q, k):
@@ -203,7 +203,7 @@ def test_what_replaces_scores(mask, value, dynamic):
 
     inputs = [torch.randn(1, 2, LENGTH, 8) for _ in range(3)]
     state = compile_function(function, *inputs, dynamic=dynamic)
-    node = attention_of(find_causal(state.graph))
+    node = attention_of(find_causal_masks(state.graph))
     assert (node.causal, node.bias, node.replaced) == (True, None, None)
 
 
@@ -219,7 +219,7 @@ def test_padding_beside_what_replaces_scores(value, dynamic):
     inputs = [torch.randn(2, 2, LENGTH, 8) for _ in range(3)]
     inputs.insert(2, (torch.arange(LENGTH) < 3).repeat(2, 1, 1, 1))
     state = compile_function(function, *inputs, dynamic=dynamic)
-    found = find_causal(state.graph)
+    found = find_causal_masks(state.graph)
     node = attention_of(found)
     assert node.causal == (value == -math.inf)
     assert node.bias is not None
@@ -236,4 +236,4 @@ def test_a_value_that_scores_may_reach_is_left_alone():
         return (q @ k.mT).masked_fill(later, -1e4).softmax(-1) @ v
 
     state = compile_function(function, *(torch.randn(1, 2, LENGTH, 8) for _ in range(3)))
-    assert not attention_of(find_causal(state.graph)).causal
+    assert not attention_of(find_causal_masks(state.graph)).causal

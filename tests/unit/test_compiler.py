@@ -63,7 +63,7 @@ def test_without_fusion_there_is_a_kernel_per_node() -> None:
             assert not isinstance(group, AnchorGroup) or not group.epilogue
     fused = compile_function(Block().eval(), *ARGUMENTS)
     assert len(fused.schedule.groups) < len(state.schedule.groups)
-    before = [step.name for step in PASSES].index("separate")
+    before = [step.name for step in PASSES].index("hoist_parameter_work")
     for step in PASSES[:before]:  # only what shares a kernel is another
         assert step.fusion is None
 
@@ -108,5 +108,6 @@ def test_times_and_texts() -> None:
     assert list(state.seconds) == [*before, *(step.name for step in passes(OPTIONS))]
     assert all(seconds >= 0 for seconds in state.seconds.values())
     texts = state.texts()
-    assert {"ir", "separate", "fuse", "wgsl", "plan"} <= set(texts) <= set(state.seconds)
-    assert "find_causal" not in texts  # it has changed nothing
+    expected = {"ir", "hoist_parameter_work", "fuse", "wgsl", "plan"}
+    assert expected <= set(texts) <= set(state.seconds)
+    assert "find_causal_masks" not in texts  # it has changed nothing

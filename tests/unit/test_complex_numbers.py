@@ -12,7 +12,7 @@ import torch
 from tests.eager_calls import check_call, check_reuse, describe
 from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.complex_numbers.pair import Pair
-from torch_webgpu_compile.capture.complex_numbers.registry import RULES, Call, register
+from torch_webgpu_compile.capture.complex_numbers.registry import RULES, ComplexCall, register
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
@@ -60,7 +60,7 @@ ANNEX_G = (
 def by_rule(name: str, z: Pair) -> Pair:
     """What the rule of an elementary function gives."""
     op = getattr(aten, name).default
-    return RULES[op](Call(op, z.dtype, (), ()), z)
+    return RULES[op](ComplexCall(op, z.dtype, (), ()), z)
 
 
 @pytest.mark.parametrize("name", ANNEX_G)
@@ -230,7 +230,7 @@ def test_convolution(transposed):
     ]  # PyTorch has no complex kernel of this operator
     wanted = torch.complex(made[0][0] - made[1][1], made[0][1] + made[1][0])
     rule = RULES[aten.convolution.default]
-    call = Call(aten.convolution.default, torch.float32, (), ())
+    call = ComplexCall(aten.convolution.default, torch.float32, (), ())
     got = rule(call, Pair(*inputs), Pair(*kernels), Pair(bias.real, bias.imag), *layout)
     torch.testing.assert_close(torch.complex(got.re, got.im), wanted + bias[:, None, None])
 

@@ -24,8 +24,8 @@ from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.scheduler.mapping import point_of
-from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
-from torch_webgpu_compile.scheduler.rewrites.new_rows import read_new_rows
+from torch_webgpu_compile.scheduler.rewrites.cache_writes import forward_cache_writes
+from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention
 from torch_webgpu_compile.symbolic.sizes import as_expr
 
@@ -191,7 +191,7 @@ def rows_read(function, *arguments, target=LARGE):
     """The graph in which attention reads new rows, after a check of its results."""
     state = compile_function(function, *(a.clone() for a in arguments), target=target)
     before = drop_unit_symbols(split_attention(state.graph, target))
-    graph = read_new_rows(before, target)
+    graph = forward_cache_writes(before, target)
     verify_loop_graph(graph)
     by_size = {tuple(a.shape): a.numpy() for a in arguments}  # Dynamo orders them by first use
     given = [by_size[tuple(map(int, graph.buffers[i.buffer].sizes))] for i in graph.inputs]
@@ -233,7 +233,7 @@ def test_attention_waits_for_parts_of_a_row(sizes):
         for node in graph.nodes
     ]
     partial = graph.with_nodes(tuple(nodes), graph.buffers)
-    assert read_new_rows(partial, LARGE).nodes == partial.nodes
+    assert forward_cache_writes(partial, LARGE).nodes == partial.nodes
 
 
 def several_rows(keys, values, q, new, at):

@@ -28,7 +28,7 @@ from torch_webgpu_compile.ir.graph import (
 from torch_webgpu_compile.ir.nodes import Contraction
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
+from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.layouts import channels_last, choose_layouts
 from torch_webgpu_compile.symbolic.sizes import ONE
 

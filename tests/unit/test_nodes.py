@@ -33,7 +33,7 @@ from torch_webgpu_compile.ir.spaces import (
 )
 from torch_webgpu_compile.ir.text import format_graph, format_node
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
+from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.inline import inline_producers
 from torch_webgpu_compile.symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides, symbol
 from torch_webgpu_compile.target import Target

@@ -23,7 +23,7 @@ from torch_webgpu_compile.ir.verify_schedule import verify_prepared
 from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.verify import verify_plan
-from torch_webgpu_compile.scheduler.rewrites.preparation import separate_preparation
+from torch_webgpu_compile.scheduler.rewrites.preparation import hoist_parameter_work
 from torch_webgpu_compile.target import Machine
 
 
@@ -227,7 +227,7 @@ def test_text_and_json() -> None:
     state = compiled(mixed)
     graph = state.graph
     assert "static=True" in format_graph(graph)
-    assert "= prepared()" in format_graph(separate_preparation(graph, TARGET).called)
+    assert "= prepared()" in format_graph(hoist_parameter_work(graph, TARGET).called)
     plan = state.plan
     assert serialize.from_json(json.loads(json.dumps(serialize.to_json(plan)))) == plan
     other = plan.renamed("other")

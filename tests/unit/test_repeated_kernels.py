@@ -13,7 +13,7 @@ from torch import nn
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
 from torch_webgpu_compile import codegen
-from torch_webgpu_compile.ir.renaming import form_of
+from torch_webgpu_compile.ir.renaming import group_key
 from torch_webgpu_compile.tuning.autotune import known_tilings
 
 LARGE = replace(TARGET, max_storage_buffers=32, max_workgroup_nbytes=48 << 10)
@@ -77,7 +77,7 @@ def test_layouts_matter():
     for function, size in zip(functions, sizes, strict=True):
         state = compile_function(function, torch.ones(size))
         (group,) = state.schedule.groups
-        found = form_of(group, state.schedule.graph.buffers)
+        found = group_key(group, state.schedule.graph.buffers)
         assert found is not None
         forms.add(found[0])
     assert len(forms) == 2

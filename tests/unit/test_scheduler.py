@@ -25,7 +25,7 @@ from torch_webgpu_compile.ir.graph import (
 from torch_webgpu_compile.ir.nodes import Contraction, inputs_of, outputs_of
 from torch_webgpu_compile.ir.scalar import loads_of
 from torch_webgpu_compile.ir.verify import verify_loop_graph
-from torch_webgpu_compile.scheduler.rewrites.equal_nodes import share_equal_nodes
+from torch_webgpu_compile.scheduler.rewrites.common_nodes import eliminate_common_nodes
 from torch_webgpu_compile.scheduler.rewrites.inline import inline_producers
 from torch_webgpu_compile.scheduler.rewrites.split import split_contractions
 from torch_webgpu_compile.symbolic.sizes import product
@@ -247,7 +247,7 @@ def test_what_is_computed_twice_is_computed_once():
         return first @ w + second.sum(1, keepdim=True)
 
     graph = compile_function(function, randn(5, 16), randn(16, 4)).graph
-    shared = share_equal_nodes(graph)
+    shared = eliminate_common_nodes(graph)
     verify_loop_graph(shared)
     assert len(shared.nodes) < len(graph.nodes)
     arguments = [randn(5, 16), randn(16, 4)]
@@ -256,7 +256,7 @@ def test_what_is_computed_twice_is_computed_once():
 
 def test_results_stay_when_they_are_equal():
     graph = compile_function(lambda x: (x + 1, x + 1), randn(7)).graph
-    assert share_equal_nodes(graph).returned == graph.returned
+    assert eliminate_common_nodes(graph).returned == graph.returned
 
 
 def test_a_mask_is_converted_once():

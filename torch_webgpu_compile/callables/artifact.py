@@ -109,7 +109,7 @@ def _signature_of(content: dict[str, Any]) -> Signature:
 
 
 def _codecs() -> dict[str, Codec]:
-    """Of the fields of a signature that are stored."""
+    """The codecs of the fields of a signature that are stored."""
     hints = get_type_hints(Signature)
     return {name: codec_of(hints[name]) for name in _FIELDS}
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..counters import counters
+from ..plan.lru_cache import LruCache
 from ..plan.model import Plan
-from ..plan.recent import Recent
 from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .device_calls import DeviceCalls
 from .host_calls import HostCalls
-from .signature import Signature, Variant
+from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
 """The plan of a graph with symbols at these sizes."""
@@ -51,7 +51,7 @@ class CompiledGraph(ABC):
         self.signature = signature
         self.plan = signature.plan
         self.plan_at = plan_at
-        self._specialized: Recent[Hashable, CompiledGraph] = Recent(_MOST_SPECIALIZED)
+        self._specialized: LruCache[Hashable, CompiledGraph] = LruCache(_MOST_SPECIALIZED)
         self._specializing = threading.Lock()
         self._open(device)
 
@@ -93,7 +93,7 @@ class CompiledGraph(ABC):
     def _with(self, signature: Signature) -> CompiledGraph:
         """A graph with another plan, on the same device."""
 
-    def _specialize(self, variant: Variant) -> CompiledGraph:
+    def _specialize(self, variant: SignatureVariant) -> CompiledGraph:
         """The graph for sizes at which this one's plan cannot run, made if need be.
 
         Raises:

@@ -24,26 +24,26 @@ from ..device import devices
 from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
+from ..plan.lru_cache import max_resolved_sizes
 from ..plan.model import HostStep
-from ..plan.recent import most_sizes
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..runtime.sections import Section
-from ..runtime.sized import Place
+from ..runtime.sized import MemoryPlace
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
 from .call_data import CallData
 from .compiled_graph import CompiledGraph, PlanAt
 from .part_writes import write_part
-from .signature import MutationRecipe, Signature, TensorRecipe, UploadRecipe, Variant
+from .signature import MutationRecipe, Signature, SignatureVariant, TensorRecipe, UploadRecipe
 from .static_copies import same_layout, with_layout
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Where a value that outlives the call is.
+    """The place of a value that outlives the call.
 
     Attributes:
         position: among the launcher's buffers.
@@ -79,7 +79,7 @@ class _Made:
 
     @staticmethod
     def of(recipe: TensorRecipe, kept: _Kept) -> _Made:
-        """What a recipe makes."""
+        """The tensor that a recipe makes."""
         whole = recipe.sizes, recipe.strides, recipe.offset_nbytes // recipe.dtype.itemsize
         views = [(position, *(view or whole)) for position, view in recipe.results]
         return _Made(
@@ -146,7 +146,7 @@ class _Section:
 
 @dataclass(slots=True)
 class _ResolvedCall:
-    """What a call with known sizes does.
+    """A call at known sizes: its memory and commands.
 
     Attributes:
         sections: what is launched, in order.
@@ -204,7 +204,7 @@ class _ResolvedCall:
 
 
 def _resolve(
-    executor: Executor, variant: Variant, phase: Phase, data: Collection[int]
+    executor: Executor, variant: SignatureVariant, phase: Phase, data: Collection[int]
 ) -> _ResolvedCall:
     """``data``: positions of the arguments that are bytes."""
     plan, sizes, allocate = executor.plan, variant.sizes, executor.device.allocate
@@ -273,7 +273,7 @@ def _resolve(
     )
 
 
-def _is_kept(place: Place) -> bool:
+def _is_kept(place: MemoryPlace) -> bool:
     """Whether memory of intermediates is so little that it is not returned after a call."""
     return isinstance(place.key, int) and place.nbytes <= SMALL_NBYTES
 
@@ -301,7 +301,7 @@ class DeviceGraph(CompiledGraph):
         self.index = index
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
         self._lock = threading.Lock()
-        self._in_use: deque[Variant] = deque()  # that are resolved, the oldest first
+        self._in_use: deque[SignatureVariant] = deque()  # that are resolved, the oldest first
         super().__init__(signature, device, plan_at)
 
     def _open(self, device: Device) -> None:
@@ -319,7 +319,7 @@ class DeviceGraph(CompiledGraph):
         graph, variant = self.at(values)
         return graph.run_at(variant, values)
 
-    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, Variant]:
+    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, SignatureVariant]:
         """The graph that runs calls with these arguments, and what it makes of their sizes."""
         variant = self.signature.variant(values)
         if (
@@ -332,7 +332,7 @@ class DeviceGraph(CompiledGraph):
             return specialized.at(values)
         return self, variant
 
-    def expects(self, variant: Variant, values: Sequence[Any]) -> bool:
+    def expects(self, variant: SignatureVariant, values: Sequence[Any]) -> bool:
         """Whether all tensors are as ``is_as_expected`` of `run_at` has it.
 
         Args:
@@ -350,7 +350,7 @@ class DeviceGraph(CompiledGraph):
 
     def run_at(
         self,
-        variant: Variant,
+        variant: SignatureVariant,
         values: list[Any],
         is_as_expected: bool = False,
         memory: Sequence[AnyBuffer | None] | None = None,
@@ -427,7 +427,11 @@ class DeviceGraph(CompiledGraph):
         return moved
 
     def _launch(
-        self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
+        self,
+        variant: SignatureVariant,
+        resolved: _ResolvedCall,
+        values: list[Any],
+        buffers: list[Any],
     ) -> Collection[int]:
         """Records the call on memory for its inputs, and for what it computes, which it gets here.
 
@@ -455,7 +459,11 @@ class DeviceGraph(CompiledGraph):
         return copied
 
     def _copy_changed(
-        self, variant: Variant, resolved: _ResolvedCall, values: list[Any], buffers: list[Any]
+        self,
+        variant: SignatureVariant,
+        resolved: _ResolvedCall,
+        values: list[Any],
+        buffers: list[Any],
     ) -> set[int]:
         """Copies of what is changed in place where the call has that memory twice: the positions.
 
@@ -481,7 +489,7 @@ class DeviceGraph(CompiledGraph):
         self.device.copy(source, 0, copy, 0, round_up(kept.nbytes, 4))
         return copy
 
-    def _resolved(self, variant: Variant, values: Sequence[Any]) -> _ResolvedCall:
+    def _resolved(self, variant: SignatureVariant, values: Sequence[Any]) -> _ResolvedCall:
         if self.device.is_lost:
             self._rebind()
         with self.executor.lock:
@@ -491,7 +499,7 @@ class DeviceGraph(CompiledGraph):
                 made = _resolve(self.executor, variant, self.signature.phase, data)
                 variant.resolved = made
                 self._in_use.append(variant)
-                while len(self._in_use) > most_sizes(self.plan.dispatch_count):
+                while len(self._in_use) > max_resolved_sizes(self.plan.dispatch_count):
                     self._in_use.popleft().resolved = None
             return made
 
@@ -568,7 +576,7 @@ class DeviceGraph(CompiledGraph):
 
     # ---- out
 
-    def _count_changes(self, variant: Variant, values: list[Any]) -> None:
+    def _count_changes(self, variant: SignatureVariant, values: list[Any]) -> None:
         """Increments the versions of the arguments that the call has changed."""
         changed = [values[m.position] for m in variant.mutations if not m.counted]
         counted = [tensor for tensor in changed if not tensor.is_inference()]

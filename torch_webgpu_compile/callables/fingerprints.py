@@ -40,7 +40,7 @@ _memory = np.asarray(_AddressSpace())
 
 @lru_cache(4096)
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Positions:
-    """Bytes from a tensor's start to the candidates: rows of those of which one is taken.
+    """Byte offsets of the words to read, from a tensor's start: one is taken of each row.
 
     They are spread evenly, each at random in its part, so that no period of the tensor's rows or
     columns meets theirs. Their order is random, so that the first ones are spread as well.
@@ -93,6 +93,6 @@ def joined(parts: Sequence[Positions]) -> Positions:
 
 
 def read(words: Positions) -> bytes:
-    """What is there now, 4 bytes each. The memory must still be that of the tensors."""
+    """The words at these addresses now, 4 bytes each. The tensors must still own the memory."""
     found: Any = _memory.take(words, mode="clip")  # which does not check every position
     return found.tobytes()  # type: ignore[no-any-return]

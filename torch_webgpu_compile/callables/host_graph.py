@@ -1,7 +1,7 @@
 """`HostGraph`: a compiled graph on CPU tensors.
 
 They are uploaded and downloaded. Parameters and buffers stay on the GPU (`static_copies`),
-and so do the values that a forward graph saves for its backward graph (`residents`).
+and so do the values that a forward graph saves for its backward graph (`saved_on_gpu`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..runtime.device import Device, GpuBuffer, reopened, unless_held
 from ..runtime.executor import BoundPlan
 from ..runtime.status import Reports
 from ..torch_private import _empty_strided_cpu
-from . import residents
+from . import saved_on_gpu
 from .compiled_graph import CompiledGraph, PlanAt
-from .residents import Resident
-from .signature import MutationRecipe, Signature, StaticRecipe, Variant
+from .saved_on_gpu import SavedOnGpu
+from .signature import MutationRecipe, Signature, SignatureVariant, StaticRecipe
 from .static_copies import (
     StaticCopies,
     data_ptr,
@@ -49,7 +49,7 @@ _NOTHING_FRESH: dict[str, GpuBuffer] = {}
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What a graph has taken of parameters and buffers of the same addresses.
+    """GPU copies of parameters and buffers that a graph uses, for one set of their addresses.
 
     Attributes:
         recipes: of the variants that it is for.
@@ -62,7 +62,7 @@ class _Taken:
     copies: StaticCopies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
-    bound: tuple[Variant, BoundPlan, Reports | None] | None = None
+    bound: tuple[SignatureVariant, BoundPlan, Reports | None] | None = None
 
 
 _MOST_TAKEN = 64
@@ -126,7 +126,7 @@ class HostGraph(CompiledGraph):
         drop(self.device)
         self._open(device)
 
-    def _call(self, values: list[Any], variant: Variant) -> list[Any]:
+    def _call(self, values: list[Any], variant: SignatureVariant) -> list[Any]:
         self._is_half_written = False
         bound, fresh, states = self._bind(values, variant)
         uploaded = self._upload(values, variant, bound)
@@ -139,14 +139,14 @@ class HostGraph(CompiledGraph):
         counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
 
-    def _distrust(self, values: list[Any], variant: Variant) -> None:
+    def _distrust(self, values: list[Any], variant: SignatureVariant) -> None:
         """After a failure, copies of what the plan changes may differ from their tensors."""
         self._static.invalidate([values[mutation.position] for mutation in variant.mutations])
 
     # ---- in
 
     def _bind(
-        self, values: list[Any], variant: Variant
+        self, values: list[Any], variant: SignatureVariant
     ) -> tuple[BoundPlan, dict[str, GpuBuffer], StaticCopies | None]:
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
@@ -163,7 +163,7 @@ class HostGraph(CompiledGraph):
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
-        passed = self._residents(values, variant) if variant.may_be_resident else {}
+        passed = self._saved_on_gpu(values, variant) if variant.may_be_saved_on_gpu else {}
         states = None
         if variant.states:
             states = self._take_states(values, variant)
@@ -178,7 +178,7 @@ class HostGraph(CompiledGraph):
         externals = {**taken.externals, **passed, **fresh}
         return self.executor.bind(variant.sizes, externals), fresh, states
 
-    def _take_constant(self, values: list[Any], variant: Variant) -> _Taken:
+    def _take_constant(self, values: list[Any], variant: SignatureVariant) -> _Taken:
         """The parameters and buffers that the graph only reads."""
         tensors = self._static_of(values)
         taken = self._take(tensors, variant.static)
@@ -198,7 +198,7 @@ class HostGraph(CompiledGraph):
         taken.errors = errors
         return taken
 
-    def _take_states(self, values: list[Any], variant: Variant) -> StaticCopies:
+    def _take_states(self, values: list[Any], variant: SignatureVariant) -> StaticCopies:
         """The parameters and buffers that the graph changes."""
         tensors = [values[recipe.position] for recipe in variant.states]
         copies = self._take(tensors, variant.states, True).copies
@@ -225,23 +225,23 @@ class HostGraph(CompiledGraph):
             self._last[states] = taken
         return taken
 
-    def _residents(self, values: list[Any], variant: Variant) -> dict[str, GpuBuffer]:
+    def _saved_on_gpu(self, values: list[Any], variant: SignatureVariant) -> dict[str, GpuBuffer]:
         found: dict[str, GpuBuffer] = {}
         for recipe in variant.uploads:
-            resident = residents.of(values[recipe.position])
-            if resident is None:
+            saved = saved_on_gpu.of(values[recipe.position])
+            if saved is None:
                 continue
-            if resident.device is self.device and resident.strides == recipe.strides:
-                found[recipe.buffer] = resident.buffer
+            if saved.device is self.device and saved.strides == recipe.strides:
+                found[recipe.buffer] = saved.buffer
             else:
-                residents.fill([values[recipe.position]])
+                saved_on_gpu.fill([values[recipe.position]])
         return found
 
-    def _upload(self, values: list[Any], variant: Variant, bound: BoundPlan) -> int:
+    def _upload(self, values: list[Any], variant: SignatureVariant, bound: BoundPlan) -> int:
         device, total = self.device, 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
-            if variant.may_be_resident and residents.of(tensor) is not None:
+            if variant.may_be_saved_on_gpu and saved_on_gpu.of(tensor) is not None:
                 continue
             if tensor.stride() != recipe.strides:
                 tensor = with_layout(tensor, recipe.strides)
@@ -255,12 +255,12 @@ class HostGraph(CompiledGraph):
     def _results(
         self,
         values: list[Any],
-        variant: Variant,
+        variant: SignatureVariant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
         states: StaticCopies | None,
     ) -> tuple[list[Any], int]:
-        """What the call returns, and the bytes that were downloaded for it."""
+        """The results of the call, and the bytes that were downloaded for it."""
         wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
         changed = [r for r in variant.mutations if r.nbytes]
         ranges = [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in wanted]
@@ -273,7 +273,7 @@ class HostGraph(CompiledGraph):
             tensor = _empty_strided(recipe.sizes, recipe.strides, recipe.dtype)
             kept = fresh.get(recipe.buffer)
             if kept is not None:
-                residents.keep(tensor, Resident(self.device, kept, recipe.strides))
+                saved_on_gpu.keep(tensor, SavedOnGpu(self.device, kept, recipe.strides))
             elif recipe.nbytes:
                 addresses.append(tensor.data_ptr())
             for position, view in recipe.results:
@@ -299,7 +299,7 @@ class HostGraph(CompiledGraph):
     def _keep_states(
         self,
         values: list[Any],
-        variant: Variant,
+        variant: SignatureVariant,
         bound: BoundPlan,
         fresh: dict[str, GpuBuffer],
         states: StaticCopies,
@@ -329,7 +329,7 @@ def _write_back(tensor: Tensor, recipe: MutationRecipe, value: Tensor) -> None:
 
 
 def _staging(tensor: Tensor, recipe: MutationRecipe) -> Tensor:
-    """What a changed argument is downloaded to: itself, or a tensor with the plan's layout."""
+    """The download target of a changed argument: itself, or a tensor with the plan's layout."""
     if recipe.dense and tensor.stride() == recipe.strides:
         return tensor
     return torch.empty_strided(recipe.sizes, recipe.strides, dtype=recipe.dtype)

@@ -1,7 +1,7 @@
-"""What a plan's inputs and outputs are to PyTorch, resolved per set of sizes.
+"""A plan's inputs and outputs as PyTorch's tensors, resolved per set of sizes.
 
-A `Signature` is made once per compiled graph; a `Variant` once per set of sizes, so that a call
-only follows lists. As many variants are kept as `recent.most_sizes` says, with all that was made
+A `Signature` is made once per compiled graph, a `SignatureVariant` once per set of sizes: a call
+only follows lists. At most `lru_cache.max_resolved_sizes` variants are kept, with all that was made
 for their sizes.
 """
 
@@ -16,6 +16,7 @@ import torch
 
 from ..captured import Phase
 from ..errors import UnsupportedOp
+from ..plan.lru_cache import LruCache, max_resolved_sizes
 from ..plan.model import (
     FIRST_CHECK,
     Binding,
@@ -27,7 +28,6 @@ from ..plan.model import (
     bound_nbytes,
     view_at,
 )
-from ..plan.recent import Recent, most_sizes
 from ..symbolic.sizes import INT32, ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
 from ..target import BINDING_ALIGNMENT, Target
 from ..torch_ops.dtypes import torch_dtype
@@ -112,7 +112,7 @@ class MutationRecipe:
 
 
 @dataclass(slots=True, eq=False)
-class Variant:
+class SignatureVariant:
     """A signature with its sizes resolved.
 
     Attributes:
@@ -125,7 +125,7 @@ class Variant:
             (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
-        may_be_resident: whether an upload may be a tensor kept on the GPU by a forward graph.
+        may_be_saved_on_gpu: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
         bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
         iterations: the most that an invocation's loops make (`Dispatch.iterations`).
@@ -142,7 +142,7 @@ class Variant:
     mutations: tuple[MutationRecipe, ...]
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
-    may_be_resident: bool
+    may_be_saved_on_gpu: bool
     rebinds: bool
     bound_nbytes: int
     iterations: int
@@ -190,8 +190,8 @@ class Signature:
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
     _loops: frozenset[Expr] = field(init=False)
     _narrow: frozenset[Expr] = field(init=False)
-    _variants: Recent[tuple[int, ...], Variant] = field(init=False)
-    _only: Variant | None = field(init=False)
+    _variants: LruCache[tuple[int, ...], SignatureVariant] = field(init=False)
+    _only: SignatureVariant | None = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -214,10 +214,10 @@ class Signature:
         dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
         self._loops = frozenset(step.iterations for step in dispatches)
         self._narrow = frozenset(number for step in dispatches for number in step.narrow)
-        self._variants = Recent(most_sizes(self.plan.dispatch_count))
+        self._variants = LruCache(max_resolved_sizes(self.plan.dispatch_count))
         self._only = None
 
-    def variant(self, values: Sequence[Any]) -> Variant:
+    def variant(self, values: Sequence[Any]) -> SignatureVariant:
         """The signature for these arguments."""
         only = self._only
         if only is not None:
@@ -259,7 +259,7 @@ class Signature:
             return variant.sizes
         return None if self._sources else {}
 
-    def _resolve(self, sizes: dict[str, int]) -> Variant:
+    def _resolve(self, sizes: dict[str, int]) -> SignatureVariant:
         buffers = self.plan.buffers
         static: list[StaticRecipe] = []
         states: list[StaticRecipe] = []
@@ -287,7 +287,7 @@ class Signature:
         )
         kept = [tensor for tensor in tensors if self._stays(tensor)]
         updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
-        return Variant(
+        return SignatureVariant(
             sizes=sizes,
             static=self._recipes.setdefault(tuple(static), tuple(static)),
             states=self._recipes.setdefault(tuple(states), tuple(states)),
@@ -297,7 +297,7 @@ class Signature:
             mutations=mutations,
             saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
-            may_be_resident=self.phase.name == "backward",
+            may_be_saved_on_gpu=self.phase.name == "backward",
             rebinds=bool(kept or updated or states or self.phase.name == "backward"),
             bound_nbytes=max(
                 (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
@@ -311,7 +311,7 @@ class Signature:
     def _ragged(
         self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
     ) -> Iterator[tuple[int, int, int]]:
-        """`Variant.ragged`. Raises UnsupportedOp where a ragged size is needed as a number."""
+        """`SignatureVariant.ragged`; UnsupportedOp where a ragged size is needed as a number."""
         sources = {s.name: s.position for s in self._sources if sizes[s.name] == RAGGED}
         if not sources:
             return
@@ -450,7 +450,7 @@ RAGGED = -(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a size symbol's value is read: what is there is ``coefficient · symbol + constant``.
+    """The place that holds a size symbol's value, as ``coefficient · symbol + constant``.
 
     Attributes:
         position: of the argument: an integer, or a tensor.
@@ -468,7 +468,7 @@ class SizeSource:
     unit: int = 1
 
     def read(self, values: Sequence[Any]) -> int:
-        """The symbol's value in a call: what is there, without the constant and the coefficient."""
+        """The symbol's value in a call: (number − constant) / coefficient."""
         value = values[self.position]
         match self.field:
             case "size":

@@ -135,7 +135,7 @@ class StaticBuffers:
         device.add_holder(self)
 
     def held(self) -> tuple[str, int]:
-        """(what the copies are, their bytes): for messages about memory that ran out."""
+        """(a name of the copies, their bytes): for messages about memory that ran out."""
         storages = tuple(self._storages.values())
         return "copies of CPU parameters", sum(storage.nbytes for storage in storages)
 
@@ -252,12 +252,12 @@ def drop(device: Device) -> None:
 # ---- the copies that one graph takes
 
 
-class Layout(Protocol):
+class WantedLayout(Protocol):
     """How a plan wants a tensor: see `signature.StaticRecipe`."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements."""
+        """Strides in elements."""
 
     @property
     def counted(self) -> int:
@@ -281,7 +281,7 @@ class StaticCopies:
     """
 
     def __init__(
-        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[WantedLayout]
     ) -> None:
         self._owner = owner
         self._layouts = layouts
@@ -299,7 +299,7 @@ class StaticCopies:
 
     @property
     def contents(self) -> list[int]:
-        """Of each copy a number, another one after it got other contents, in the same buffer."""
+        """A number for each copy, which changes when the same buffer gets other contents."""
         return [copy.contents for copy in self._copies]
 
     def are_current(self, tensors: Sequence[Tensor]) -> bool:
@@ -320,7 +320,7 @@ class StaticCopies:
         return True
 
     def update(self, tensors: Sequence[Tensor]) -> None:
-        """Copies what has changed.
+        """Copies the tensors whose contents have changed.
 
         Raises:
             DeviceError: the device refused, or a tensor's memory was freed by a resize.
@@ -346,7 +346,7 @@ class StaticCopies:
             self._know(tensors, versions, seen)
 
     def replace(self, tensors: Sequence[Tensor], buffers: Sequence[GpuBuffer | None]) -> None:
-        """What the tensors hold after a graph has changed them all is in these buffers.
+        """Takes these buffers as the copies of tensors that a graph has changed, all of them.
 
         A tensor with None is copied again when it is next needed.
         """
@@ -410,7 +410,7 @@ class StaticCopies:
         versions: tuple[int, ...] | None,
         seen: dict[int, bytes],
     ) -> None:
-        """The copies hold what the tensors held; those that are new do since ``seen`` was read."""
+        """Notes that the copies are current; the new ones are as of when ``seen`` was read."""
         self._identities = tuple(map(id, tensors))
         for k, copy in enumerate(self._copies):
             copy.identity = self._identities[k]
@@ -471,7 +471,7 @@ def _invalidate_everywhere(tensors: list[Tensor] | None) -> None:
 
 
 def _with_memory(tensor: Tensor) -> list[Tensor]:
-    """The tensor, or those that it wraps."""
+    """The tensors with memory of a tensor: itself, or the tensors that a subclass wraps."""
     if type(tensor) is torch.nn.Parameter or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()

@@ -30,7 +30,7 @@ _MOST_TAKEN = 64  # sets of tensors of one graph: a block that several layers sh
 
 @dataclass(frozen=True)
 class _Layout:
-    """See `static_copies.Layout`."""
+    """See `static_copies.WantedLayout`."""
 
     strides: tuple[int, ...]
     counted: int
@@ -38,7 +38,7 @@ class _Layout:
 
 @dataclass
 class _Taken:
-    """What a graph has taken of tensors of the same addresses.
+    """Device tensors that a graph uses, for one set of the addresses of their sources.
 
     Attributes:
         kept: positions of the tensors that have copies.
@@ -62,7 +62,7 @@ class _Taken:
 
 
 class StaticTensors:
-    """Where a graph of CPU tensors works whose parts are graphs of ``webgpu`` tensors.
+    """Device tensors of CPU parameters, for graphs whose parts are graphs of ``webgpu`` tensors.
 
     It may be used from several threads.
 
@@ -114,7 +114,7 @@ class StaticTensors:
     def changing(
         self, tensors: Sequence[Tensor], counted: Sequence[bool]
     ) -> Iterator[list[Tensor | None]]:
-        """As `of`, for a graph that writes the tensors.
+        """Like `of`, for a graph that writes the tensors.
 
         When it ends without an error, ``tensors`` have been given what these hold, and the next
         call need not copy them; after an error it does. Such calls take turns.

@@ -21,7 +21,7 @@ from ..ir.graph import (
     dispatch_count,
 )
 from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
-from ..ir.renaming import form_of
+from ..ir.renaming import group_key
 from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from ..ir.transposition import find_transposition
 from ..plan.model import KernelCall
@@ -64,9 +64,9 @@ def generate(
     known: dict[Hashable, tuple[tuple[str, ...], list[KernelCall]]] = {}
     buffers = schedule.graph.buffers
     for group in schedule.groups:
-        form, names = form_of(group, buffers) or (None, ())
-        if form in known:
-            first, repeated = known[form]
+        key, names = group_key(group, buffers) or (None, ())
+        if key in known:
+            first, repeated = known[key]
             instead = dict(zip(first, names, strict=True))
             calls += [call.on(instead) for call in repeated]
             continue
@@ -74,8 +74,8 @@ def generate(
         kernels = [call for call in made if isinstance(call, KernelCall)]
         assert _is_count(len(kernels), group, buffers), group
         calls += made
-        if form is not None:
-            known[form] = names, kernels
+        if key is not None:
+            known[key] = names, kernels
     return tuple(calls)
 
 

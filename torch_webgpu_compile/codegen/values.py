@@ -1,4 +1,4 @@
-"""What rendering works with: expressions, scopes of statements, unique names."""
+"""Data of rendering: expressions, scopes of statements, unique names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Scope:
     known: dict[object, Text] = field(default_factory=dict)
 
     def find(self, key: object) -> Text | None:
-        """What is known under ``key`` in this scope or in one around it, or None."""
+        """The value known under ``key`` in this scope or in one around it, or None."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.known.get(key)
@@ -68,7 +68,7 @@ class Scope:
         return None
 
     def once(self, key: object, make: Callable[[], _Text]) -> _Text:
-        """What is known under a key; else what ``make`` gives, which is known from now on."""
+        """The value known under a key, or the result of ``make``, which is known from now on."""
         found = self.find(key)
         if found is not None:
             return found
@@ -79,7 +79,7 @@ class Scope:
 
 
 @dataclass
-class Names:
+class UniqueNames:
     """Unique names within a kernel."""
 
     count: int = 0

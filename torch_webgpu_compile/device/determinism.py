@@ -1,4 +1,4 @@
-"""PyTorch's switches for repeatable results, and what was compiled for either position of them.
+"""PyTorch's switches for repeatable results, and compiled operators for either position of them.
 
 ``torch.use_deterministic_algorithms(True)`` asks for the same bits in every run. Dynamo's guards
 know the switch, so that a function is traced again after a change, and AOTAutograd raises where it

@@ -150,7 +150,7 @@ _Generator: Any = Generator
 
 
 class DeviceGenerator(_Generator):  # type: ignore[misc]
-    """What ``torch.Generator(device="webgpu")`` makes: the numbers are those of one on the host."""
+    """``torch.Generator(device="webgpu")``: its numbers are those of a generator on the host."""
 
     _place: torch.device
     _host: Any
@@ -167,7 +167,7 @@ class DeviceGenerator(_Generator):  # type: ignore[misc]
         return self._place
 
     def on_host(self) -> torch.Generator:
-        """What gives an operator on the host the generator's numbers."""
+        """A generator on the host with this one's numbers, for an operator on the host."""
         host: torch.Generator = self._host
         return host
 
@@ -275,7 +275,7 @@ def _of_device(generator: Any) -> DeviceGenerator:
 
 
 def on_host(generator: torch.Generator) -> torch.Generator:
-    """What gives an operator on the host the numbers of a device's generator.
+    """A generator on the host with the numbers of a device's generator.
 
     Raises:
         RuntimeError: the generator is for another device.

@@ -1,1 +1,1 @@
-"""What a person sees of compiler and GPU: stages as text, reports, profiles, the doctor."""
+"""Compiler and GPU for a person: stages as text, reports, profiles, the doctor."""

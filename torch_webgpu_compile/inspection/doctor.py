@@ -1,4 +1,4 @@
-"""``python -m torch_webgpu_compile doctor``: what GPUs there are and whether they work."""
+"""``python -m torch_webgpu_compile doctor``: lists the GPUs and checks whether they work."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _print_adapter(adapter: AdapterInfo) -> None:
 
 
 def _print_recommendation(found: dict[str, list[AdapterInfo]], used: str, asked: str) -> None:
-    """Which provider is used, and which would be better, and why."""
+    """Prints which provider is used, which would be better, and why."""
     print(f"\nProvider in use: {used} (TORCH_WEBGPU_PROVIDER={asked})")
     with_units = [p for p, adapters in found.items() if _usable(adapters)]
     if with_units and used not in with_units:
@@ -157,7 +157,7 @@ def _self_test() -> int:
 
 
 def _measure() -> int:
-    """Prints what the adapter in use reaches beside what decisions are made with; stores it."""
+    """Measures the adapter's rates; prints them beside the assumed ones, and stores them."""
     from ..runtime.device import device_for
     from ..runtime.limits import measure_machine
     from ..tuning import machines

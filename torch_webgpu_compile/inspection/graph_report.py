@@ -1,4 +1,4 @@
-"""What a `Report` says of a graph: its dispatches, host calls and the time of compiling."""
+"""A `Report`'s part for one graph: its dispatches, host calls and the time of compiling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .traffic import CopyRate, Repetition, Traffic, repetition_of
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One dispatch.
+    """One dispatch of a graph: its kernel, sizes and time.
 
     Attributes:
         name: the kernel's name; a kernel that is dispatched twice is listed twice.
@@ -91,7 +91,7 @@ class GraphReport:
 
     @property
     def traffic(self) -> Traffic:
-        """What the dispatches of a call move at least."""
+        """The least bytes that the dispatches of a call move."""
         return sum((kernel.traffic for kernel in self.kernels), Traffic())
 
     @property
@@ -121,7 +121,7 @@ def times_of(graph: GraphReport) -> str:
 
 
 def traffic_lines(graph: GraphReport, rate: CopyRate | None) -> list[str]:
-    """What a call moves, the least time that takes at a copy's rate, and what a layer does."""
+    """Lines about the bytes a call moves, their least time by a copy's rate, and its layers."""
     moved = graph.traffic
     lines = [f"  {_moved(moved)}"]
     if rate is not None and moved.nbytes:

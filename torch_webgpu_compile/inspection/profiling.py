@@ -81,7 +81,7 @@ _EMPTY = (
 
 
 class Profile:
-    """What `profile` saw. Printing it gives a table.
+    """The result of `profile`. Printing it gives a table.
 
     Attributes:
         runs: every dispatch, in order.
@@ -160,7 +160,7 @@ class Profile:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the table."""
+        """The table, for a notebook."""
         limits = "<br>".join(map(escape, self._limit_lines()))
         if not self.runs:
             return f"<p>{limits}</p><p>{escape(_EMPTY)}</p>"

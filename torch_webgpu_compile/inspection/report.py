@@ -1,4 +1,4 @@
-"""`explain`: what the compiler made of a function."""
+"""`explain`: a report of how a function was compiled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .traffic import CopyRate, traffic_of
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found. ``str(report)`` is a table.
+    """The result of `explain`. ``str(report)`` is a table.
 
     Attributes:
         graphs: in the order in which they were compiled.
@@ -77,7 +77,7 @@ class Report:
         Path(path).write_text(self._page(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page, in a frame of its own."""
+        """The page in a frame of its own, for a notebook."""
         return in_frame(self._page())
 
     def _page(self) -> str:

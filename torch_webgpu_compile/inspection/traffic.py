@@ -1,4 +1,4 @@
-"""What the dispatches of a call move at least, and how they repeat: the limit of a call's time.
+"""The least memory traffic of a call's dispatches, and how they repeat: a bound of its time.
 
 Memory bounds a language model's token: each of its weights and each key and value of its cache is
 read once. What a call moves, at the rate of a copy, is the least time that it can take.
@@ -79,7 +79,7 @@ class Repetition:
 def traffic_of(
     plan: Plan, step: Dispatch, static: Collection[int], number: Callable[[Expr], int]
 ) -> Traffic:
-    """What one dispatch moves.
+    """The memory traffic of one dispatch.
 
     Args:
         static: positions of the plan's inputs that are parameters and buffers of modules.

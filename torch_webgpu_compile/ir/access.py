@@ -60,7 +60,7 @@ def _is_multiple_of_symbol(expr: Expr, symbol: Symbol) -> bool:
 
 
 def address_of(load: Load, strides: Sequence[Expr]) -> Expr:
-    """Where a load reads, in elements; entries that are computed from data count as 0."""
+    """The address that a load reads, in elements; entries computed from data count as 0."""
     exprs = [i.expr if isinstance(i, Index) else ZERO for i in load.index]
     return linearize(exprs, strides)
 
@@ -184,7 +184,7 @@ def are_aligned_neighbours(addresses: Sequence[Expr]) -> bool:
 def lane_addresses(
     buffer: Buffer, index: Sequence[Expr], lanes: Sequence[Mapping[Symbol, Expr]]
 ) -> list[Expr]:
-    """Where each lane accesses a buffer, in elements from the start of its memory."""
+    """The address of each lane in a buffer, in elements from the start of its memory."""
     address = linearize(index, buffer.strides) + buffer.offset
     return [substitute(address, env) for env in lanes]
 

@@ -1,4 +1,4 @@
-"""A graph with size symbols, at sizes that are known: what capture would give without symbols."""
+"""A graph with size symbols, specialized to known sizes: as if captured without symbols."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Function = Callable[..., Array]
 
 
 class AttentionResult(NamedTuple):
-    """What `Attention` gives on NumPy; the logsumexp only of attention that is not split."""
+    """The results of `Attention` on NumPy; the logsumexp only of attention that is not split."""
 
     output: Array
     logsumexp: Array
@@ -127,7 +127,7 @@ def _scores(
 
 
 def _parts(parts: int, scores: Array, v: Array) -> Array:
-    """What `Attention` with parts gives, of all scores and values."""
+    """The partial results of split `Attention`, of all scores and values."""
     per, wide = -(-scores.shape[-1] // parts), -(-v.shape[-1] // 4) * 4
     out = np.zeros((parts, *scores.shape[:-1], wide + 4), np.float32)
     out[..., wide] = -np.inf

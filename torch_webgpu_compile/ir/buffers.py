@@ -12,7 +12,7 @@ from ..target import Target, Window
 
 
 class BufferOrigin(enum.Enum):
-    """Where a buffer's contents come from.
+    """The source of a buffer's contents.
 
     PREPARED: from `Program.prepared`. EFFECT: nowhere; it is an empty buffer without memory,
     the only output of a host call that is made for its effect, such as a check that raises.

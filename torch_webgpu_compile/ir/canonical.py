@@ -1,4 +1,4 @@
-"""What a map group computes, whatever its buffers are called and however many elements it has."""
+"""Canonical forms of map groups, up to names of buffers and numbers of elements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ..symbolic.sizes import ZERO, product
 from .buffers import Buffer
 from .graph import MapGroup
-from .scalar import Call, Checked, Const, Index, Load, Masked, Op, walk
+from .scalar import Checked, Const, FunctionCall, Index, Load, Masked, Op, walk
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """What a map group computes, without the names of buffers and the number of elements.
+    """A map group up to the names of buffers and the number of elements.
 
     Two groups with equal keys can be computed by the same statements, each on its own buffers.
 
@@ -59,7 +59,7 @@ def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical 
                     if any(isinstance(argument, Index) for argument in args):
                         return None
                     entry = ("op", name, tuple(numbers[a] for a in args), dtype)
-                case Call(function, args, result):
+                case FunctionCall(function, args, result):
                     if any(isinstance(argument, Index) for argument in args):
                         return None
                     entry = ("call", function, tuple(numbers[a] for a in args), result)

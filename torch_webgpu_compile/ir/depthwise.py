@@ -54,7 +54,7 @@ def convolution(windows: Windows, image: Array, weight: Array, positions: tuple[
 
 
 def weight_gradient(windows: Windows, moved: Array, image: Array) -> Array:
-    """What a `DepthwiseWeightGradient` adds up: [channels, *kernel].
+    """The sums of a `DepthwiseWeightGradient`: [channels, *kernel].
 
     ``moved``: [channels, images, *positions]; ``image``: [channels, images, *space].
     """

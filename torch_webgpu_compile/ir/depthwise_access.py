@@ -42,7 +42,7 @@ def gradient_has_neighbours(node: DepthwiseWeightGradient, buffers: Mapping[str,
 def stores_neighbours(
     members: Sequence[Member], node: DepthwiseConvolution, buffers: Mapping[str, Buffer]
 ) -> bool:
-    """The same for the results that are stored."""
+    """Whether channels, not elements of a line, are neighbours in a result that is stored."""
     channel, last = numbered("b", node.batch)[1], numbered("m", node.positions)[-1]
     return any(
         _is_nearer(linearize(m.index, buffers[m.output].strides), channel, last)

@@ -24,7 +24,7 @@ _LARGEST_STRIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where windows of a convolution lie, one entry per space dimension.
+    """The geometry of a convolution's windows, one entry per space dimension.
 
     For the result at m, the tap k reads position m·stride − padding + k·dilation, or, of a
     transposed convolution, (m + padding − k·dilation) / stride where that is whole.
@@ -57,7 +57,7 @@ class Windows:
         )
 
     def read_at(self, dim: int, position: int, tap: int) -> int | None:
-        """What is read along a dimension, from where a run of results starts to be read.
+        """The position that a tap reads along a dimension, from where a run of results starts.
 
         ``position`` counts results from the start of the run, which is a multiple of the stride of
         a transposed convolution; other runs of it read as much further as they start further,

@@ -1,4 +1,4 @@
-"""What contractions multiply, before it is made the type of their sums, and who can do it."""
+"""Factors of contractions before they are cast to the type of their sums, and units for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def units_config(nodes: Iterable[Contraction], target: Target) -> MatrixConfig |
 
 
 def config_of(factor: str, dtype: DType, target: Target) -> MatrixConfig | None:
-    """The same of what `factor_of` says, and the type of the sums."""
+    """The matrix configuration for a type that `factor_of` gives, and a type of sums."""
     factor = factor or ("f32" if dtype is dtypes.float32 else "")
     kernel = "bfloat16 product" if factor == "bf16" else "product"
     return target.matrix_config(*_UNITS[factor], kernel) if factor else None
@@ -84,7 +84,7 @@ def is_zero(value: Scalar) -> bool:
 
 
 def before_cast(body: Scalar) -> Scalar:
-    """What a cast, or one that is 0 outside of a part, is of."""
+    """The operand of a cast, also of one that is 0 outside of a part."""
     if isinstance(body, Masked):
         inside = before_cast(body.body)
         return Masked(body.condition, inside, Const(0, inside.dtype))

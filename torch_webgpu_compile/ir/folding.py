@@ -1,4 +1,4 @@
-"""What is known of a scalar before a kernel runs: constants, decided choices, index arithmetic.
+"""Folding of scalars before a kernel runs: constants, decided choices, index arithmetic.
 
 PyTorch computes positions with tensors (``arange``, ``%``, ``where``). `fold` makes `Index`
 expressions of them again: then their ranges are known, comparisons of them can be decided, and
@@ -86,7 +86,7 @@ def _fold(node: Scalar) -> Scalar | None:
 
 
 def of_constants(node: Scalar) -> Scalar | None:
-    """An operation on constants as a constant, a choice by one as what it chooses; else None."""
+    """An operation on constants, or a choice by a constant, folded; else None."""
     match node:
         case Masked(Const(value), body, other):
             return body if value else other
@@ -108,7 +108,7 @@ def of_constants(node: Scalar) -> Scalar | None:
 
 
 def simplified(node: Scalar) -> Scalar | None:
-    """`of_constants`, comparisons that are decided, and what is nothing; None for anything else."""
+    """`of_constants`, and decided comparisons and neutral operations; None for anything else."""
     found = of_constants(node)
     if found is not None:
         return found

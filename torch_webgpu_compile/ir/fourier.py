@@ -1,4 +1,4 @@
-"""Lengths of Fourier transforms: what one kernel transforms, its stages, and tables for it.
+"""Lengths of Fourier transforms: the stages of one kernel, and tables of roots for it.
 
 A transform of length n = r0 · r1 · … is a stage per radix (Stockham's order, in which no stage
 permutes). With s the product of the radices before, stage r takes for every b < n/r the elements

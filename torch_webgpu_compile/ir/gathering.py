@@ -1,4 +1,4 @@
-"""Index symbols of a scalar replaced by values from data: what it computes becomes a gather."""
+"""Replaces index symbols of a scalar by values from data, which makes it a gather."""
 
 from __future__ import annotations
 

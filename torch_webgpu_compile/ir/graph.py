@@ -1,4 +1,4 @@
-"""`LoopGraph`: what lowering gives, and `Schedule`: what the scheduler makes of it."""
+"""`LoopGraph`, the result of lowering, and `Schedule`, the result of the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .spaces import Anchor, Node, Origin
 
 @dataclass(frozen=True, slots=True)
 class GraphOutput:
-    """What a graph returns, or writes back into an input, at one position.
+    """A result of a graph, or a value that it writes back into an input, at one position.
 
     Exactly one of ``buffer`` (a tensor seen through sizes, strides and offset, in elements),
     ``size`` (a symbolic integer) and ``constant`` (None or a Python number) is set.
@@ -282,7 +282,7 @@ class GroupBuffers:
 
 
 def buffers_of(group: KernelGroup) -> GroupBuffers:
-    """What a kernel group loads, computes and stores."""
+    """The buffers that a kernel group loads, computes and stores."""
     match group:
         case SingleGroup(node):
             outputs = frozenset(outputs_of(node))
@@ -376,7 +376,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Program(Generic[Part]):
-    """A graph in two parts, at whatever stage: what every call computes, and what is prepared.
+    """A graph in two parts, at any stage: the one of every call, and the preparation.
 
     Attributes:
         called: runs in every call.
@@ -390,7 +390,7 @@ class Program(Generic[Part]):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which they run."""
+        """The parts in the order in which they run."""
         return (self.called,) if self.prepared is None else (self.prepared, self.called)
 
     def map(self, function: Callable[[Part], Made]) -> Program[Made]:

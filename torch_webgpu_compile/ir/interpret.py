@@ -38,7 +38,7 @@ from .nodes import (
     computed_at,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
-from .scalar import Call, Checked, Const, Index, Load, Local, Masked, Op, Scalar, children
+from .scalar import Checked, Const, FunctionCall, Index, Load, Local, Masked, Op, Scalar, children
 from .sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from .spaces import Node, Space, numbered, symbols_in
 
@@ -184,7 +184,7 @@ class Run:
 
 
 def not_interpreted(name: str) -> UnsupportedOp:
-    """The error for what only a GPU can compute."""
+    """The error for a node that only a GPU can compute."""
     cause = "it is written in WGSL, which the interpreter does not run"
     return UnsupportedOp(name, cause, "compute it on a GPU")
 
@@ -538,7 +538,7 @@ class Points:
                 return np.where(holds, self.evaluate(body, inner), self.evaluate(other, mask))
             case Checked():
                 return self._checked(node, mask)
-            case Call(function):
+            case FunctionCall(function):
                 raise not_interpreted(function.name)
             case Local(name, _):
                 return self.locals[name]

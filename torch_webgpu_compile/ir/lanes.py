@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What a graph of one entry of each list has to know to become one of whole lists.
+    """How a graph of one entry of each list is repeated for whole lists.
 
     Its inputs are the lane's own tensors, which it may change, then what all lanes share.
 

@@ -516,7 +516,7 @@ def bodies_of(node: Node) -> tuple[Scalar, ...]:
 
 
 def computed_at(node: Node) -> Iterator[tuple[str, Space, Scalar | Expr]]:
-    """What a node computes at the points of a space, one by one: (field, space, scalar or index)"""
+    """Scalars and indices of a node at the points of a space: (field, space, scalar or index)"""
     for field, space in node.spaces.items():
         value = getattr(node, field)
         for entry in value if isinstance(value, tuple) else (value,):

@@ -1,4 +1,4 @@
-"""What the ranges of integers decide: choices that are the same at all points are made here.
+"""Decides choices between integers by their ranges, where all points choose alike.
 
 A graph at known sizes (`at_sizes`) has them where the graph with symbols had to be right for all
 sizes, as the first steps of a binary search in few elements. A driver would find most of them, too;
@@ -17,7 +17,7 @@ Range = tuple[int, int]
 
 
 class Decisions:
-    """Simplifies scalars; what it learns of one serves the others."""
+    """Simplifies scalars by ranges, which are computed once for all of them."""
 
     def __init__(self) -> None:
         self._known: dict[Scalar, Range | None] = {}
@@ -50,7 +50,7 @@ class Decisions:
         return None if found is None else const(found, dtype)
 
     def range_of(self, node: Scalar) -> Range | None:
-        """Of an integer; None where nothing, or only its dtype's range, is known."""
+        """The range of an integer; None where nothing, or only its dtype's range, is known."""
         if node not in self._known:
             self._known[node] = self._range(node)
         return self._known[node]
@@ -96,7 +96,7 @@ def _compared(name: str, a: Range, b: Range) -> bool | None:
 
 
 def _result(name: str, given: list[Range]) -> Range | None:
-    """Of an operator's result, before it wraps."""
+    """The range of an operator's result, before it wraps."""
     lows, highs = [low for low, _ in given], [high for _, high in given]
     match name:
         case "add":

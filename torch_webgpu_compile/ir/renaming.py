@@ -1,4 +1,4 @@
-"""Kernel groups on other buffers."""
+"""Kernel groups with other names of buffers, and keys of groups up to those names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Group = TypeVar("_Group", bound=KernelGroup)
 _Node = TypeVar("_Node", bound=Node)
 
 
-def form_of(
+def group_key(
     group: KernelGroup, buffers: Mapping[str, Buffer]
 ) -> tuple[Hashable, tuple[str, ...]] | None:
-    """(what a group computes, the names of its buffers); None for a group on the host.
+    """(a key of a group up to names of buffers, those names); None for a group on the host.
 
-    The first is equal for groups that differ in names of buffers only. The names are in an order
+    The key is equal for groups that differ in names of buffers only. The names are in an order
     that corresponds: the n-th of one group plays the part of the n-th of the other.
     """
     if isinstance(group, SingleGroup) and isinstance(group.node, HostCall):
@@ -55,19 +55,19 @@ def form_of(
 def twins_of(
     groups: Sequence[KernelGroup], buffers: Mapping[str, Buffer]
 ) -> dict[str, tuple[str, ...]] | None:
-    """For each buffer of the first group, those of all that play its part.
+    """For each buffer of the first group, the corresponding buffers of all groups.
 
     None where groups differ in more than the names of buffers.
     """
-    found = [form for group in groups if (form := form_of(group, buffers)) is not None]
-    if len(found) < len(groups) or len({form for form, _ in found}) > 1:
+    found = [key for group in groups if (key := group_key(group, buffers)) is not None]
+    if len(found) < len(groups) or len({key for key, _ in found}) > 1:
         return None
     names = [names for _, names in found]
     return dict(zip(names[0], zip(*names, strict=True), strict=True))
 
 
 def _names(group: KernelGroup) -> Iterator[str]:
-    """What a group computes and loads, in an order that its form determines."""
+    """The buffers that a group writes and reads, in an order that its structure determines."""
     match group:
         case SingleGroup(node):
             yield from (*outputs_of(node), *inputs_of(node))

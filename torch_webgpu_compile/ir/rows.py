@@ -1,4 +1,4 @@
-"""How a row group's kernel goes about it: a strategy by shape, and the workgroup memory it takes.
+"""Strategies of row groups' kernels by shape, and the workgroup memory they take.
 
 The scheduler asks it which row groups fit in one kernel together; code generation prints it.
 """

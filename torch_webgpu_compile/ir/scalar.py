@@ -1,4 +1,4 @@
-"""Scalar expressions: what one element of a buffer is computed from.
+"""Scalar expressions: the computation of one element of a buffer.
 
 The nodes form a DAG and are interned: structurally equal expressions are the same object, so a
 dictionary keyed by node is common-subexpression elimination. They are immutable.
@@ -164,7 +164,7 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Call(_Arithmetic, metaclass=_InternedScalar):
+class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
     """A result of a function in WGSL that a user has written, or this package for an operator.
 
     Attributes:
@@ -181,7 +181,7 @@ class Call(_Arithmetic, metaclass=_InternedScalar):
 
     @property
     def dtype(self) -> DType:
-        """That of the result's type in `CALL_DTYPES`."""
+        """The dtype of the result's type in `CALL_DTYPES`."""
         return CALL_DTYPES[self.function.results[self.result][1]]
 
 
@@ -202,15 +202,15 @@ CALL_DTYPES: dict[str, DType] = {
     "u32": dtypes.uint32,
     "bool": dtypes.bool_,
 }
-"""What the arguments and results of a `Call` are, by their WGSL types."""
+"""What the arguments and results of a `FunctionCall` are, by their WGSL types."""
 
-Scalar = Union[Const, Index, Load, Op, Masked, Checked, Call, Local]
-SCALARS = (Const, Index, Load, Op, Masked, Checked, Call, Local)
+Scalar = Union[Const, Index, Load, Op, Masked, Checked, FunctionCall, Local]
+SCALARS = (Const, Index, Load, Op, Masked, Checked, FunctionCall, Local)
 
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """A row of `OPS`: what a scalar op is.
+    """A row of `OPS`: the signature and properties of a scalar op.
 
     Attributes:
         arity: the number of arguments.
@@ -301,7 +301,7 @@ OPS: dict[str, OpInfo] = {
 
 
 def neutral(kind: str, dtype: DType) -> Const:
-    """The neutral element of a reduction or scan: what it gives of no elements.
+    """The neutral element of a reduction or scan: its result for no elements.
 
     Args:
         kind: a `Reduction.kind` or ``logsumexp``.
@@ -408,7 +408,7 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
     match node:
         case Load():
             return node.index
-        case Op() | Call():
+        case Op() | FunctionCall():
             return node.args
         case Masked():
             return (node.condition, node.body, node.other)
@@ -458,8 +458,8 @@ def rewrite(
                 built = Masked(done[condition], done[body], done[other])
             case Checked(position, given, size, check):
                 built = Checked(done[position], done[given], done[size], check)
-            case Call(function, args, result):
-                built = Call(function, tuple(done[a] for a in args), result)
+            case FunctionCall(function, args, result):
+                built = FunctionCall(function, tuple(done[a] for a in args), result)
             case _:
                 built = node
         changed = change(built)
@@ -498,7 +498,7 @@ def _checks_of(root: Scalar) -> tuple[Checked, ...]:
 
 def functions_of(root: Scalar) -> list[WgslFunction]:
     """Every distinct function in WGSL that is called under ``root``."""
-    calls = (node.function for node in walk(root) if isinstance(node, Call))
+    calls = (node.function for node in walk(root) if isinstance(node, FunctionCall))
     return list(dict.fromkeys(calls))
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of `sorting_nodes` compute, on NumPy."""
+"""The nodes of `sorting_nodes` on NumPy, for `interpret`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def part_sums(counts: Array) -> tuple[Array, Array]:
 
 
 def digit_places(digit: Array, tile: int, before: Array, totals: Array) -> Array:
-    """Where elements go in the order of a digit."""
+    """Positions of elements in the order of a digit."""
     *rows, length = digit.shape
     starts = np.cumsum(totals, -1) - totals
     places = np.zeros(digit.shape, np.int64)

@@ -24,7 +24,7 @@ BINS = 1 << DIGIT_BITS
 
 
 def sums_nbytes(workgroup: int, groups: int) -> int:
-    """Of workgroup memory, for sums over the invocations of each of a workgroup's groups."""
+    """Bytes of workgroup memory for sums over the invocations of each group of a workgroup."""
     return (2 * workgroup + groups) * 4
 
 
@@ -52,7 +52,7 @@ class Tile:
 
     @property
     def nbytes(self) -> int:
-        """Of workgroup memory, the sums over invocations included."""
+        """Bytes of workgroup memory, the sums over invocations included."""
         return self.words * 4 + sums_nbytes(self.workgroup, 1)
 
     def fits(self, target: Target) -> bool:
@@ -172,7 +172,7 @@ class DigitCounts(Node):
 
 @dataclass(frozen=True, slots=True)
 class PartSums(Node):
-    """Of counts[i…, p, d]: before[i…, p, d] = Σ of the parts before p, totals[i…, d] = Σ of all.
+    """Sums of counts[i…, p, d]: before[i…, p, d] = Σ of parts before p, totals[i…, d] = Σ of all.
 
     ``lanes`` invocations scan the parts of a digit together.
     """

@@ -1,4 +1,4 @@
-"""What nodes of every kind have: iteration symbols, origins, scalars over spaces."""
+"""The common part of all nodes: iteration symbols, origins, scalars over spaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def numbered(prefix: str, sizes: Sequence[IntLike]) -> tuple[Symbol, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: an ATen overload and the user's line of code ("" when unknown)."""
+    """The source of a node: an ATen overload and the user's line of code ("" when unknown)."""
 
     op: str
     source: str = ""
@@ -51,7 +51,7 @@ Rule = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class Node(ABC):
-    """What a node of every kind says of itself, and all that passes over nodes ask.
+    """The protocol of all nodes: a node's description of itself, for passes over nodes.
 
     A node is frozen data: names of buffers, sizes, numbers, scalars and index expressions, the
     latter two computed at every point of a space. The functions of `nodes` go through them.
@@ -74,16 +74,16 @@ class Node(ABC):
     @property
     @abstractmethod
     def origins(self) -> tuple[Origin, ...]:
-        """A field: what it was lowered from. It is () by default."""
+        """The operators that the node was lowered from, a field; () by default."""
 
     @property
     @abstractmethod
     def spaces(self) -> dict[str, Space]:
-        """Of each field with a scalar, an index expression, a tuple of them or None: its space."""
+        """The space of each field with a scalar, an index expression, a tuple of them or None."""
 
     @property
     def locals(self) -> Mapping[str, tuple[str, ...]]:
-        """Of each field whose bodies go on with numbers that the node computes: their names."""
+        """By field whose bodies use numbers that the node computes, the names of these numbers."""
         return {}
 
     @property
@@ -94,11 +94,11 @@ class Node(ABC):
 
     @property
     def mnemonic(self) -> str:
-        """What its text calls it."""
+        """The node's name in texts."""
         return re.sub("(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
-        """What must hold beside that bodies use symbols of their spaces and load declared buffers.
+        """Rules of the node, beside those of all: symbols of the spaces, declared buffers.
 
         Those after one that does not hold are not asked for. ``buffers`` are the graph's, by name.
         """
@@ -140,17 +140,17 @@ def named_bodies(node: Node) -> dict[str, Scalar]:
 
 
 def shape_rule(buffer: Buffer, sizes: Sequence[Expr]) -> Rule:
-    """That an output has these sizes."""
+    """The rule that an output has these sizes."""
     return buffer.sizes == tuple(sizes), f"ranges {buffer.sizes} of its output"
 
 
 def dtype_rule(body: Scalar, buffer: Buffer) -> Rule:
-    """That an output has the dtype of a body."""
+    """The rule that an output has the dtype of a body."""
     return body.dtype is buffer.dtype, f"a body of {buffer.dtype}, not {body.dtype}"
 
 
 def index_rules(index: Sequence[Expr], space: Space, buffer: Buffer) -> Iterator[Rule]:
-    """That results over a space are each written to a place of their own in an output."""
+    """The rules that results over a space are written to distinct places of an output."""
     yield len(index) == len(buffer.sizes), "an index per dimension"
     used = frozenset().union(*map(symbols_of, index))
     for symbol in symbols_in(space):

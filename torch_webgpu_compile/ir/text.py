@@ -41,9 +41,9 @@ from .graph import (
 from .nodes import Scatter, bodies_of, outputs_of
 from .scalar import (
     SCALARS,
-    Call,
     Checked,
     Const,
+    FunctionCall,
     Index,
     Load,
     Local,
@@ -73,7 +73,7 @@ class ScalarText:
         self.shared: list[tuple[str, str]] = []
         for node in order:
             text = self._plain(node)
-            if uses[node] > 1 and isinstance(node, (Op, Masked, Load, Checked, Call)):
+            if uses[node] > 1 and isinstance(node, (Op, Masked, Load, Checked, FunctionCall)):
                 name = f"t{len(self.shared)}"
                 self.shared.append((name, text))
                 text = name
@@ -107,7 +107,7 @@ class ScalarText:
             case Checked(check=check):
                 operands = ", ".join(self._done[c] for c in children(node))
                 return f"checked({operands}, {check.op!r}, {check.dim}, {check.source!r})"
-            case Call(function, args, result):
+            case FunctionCall(function, args, result):
                 member = function.results[result][0]
                 called = f"{function.unique}({', '.join(self._done[a] for a in args)})"
                 return f"{called}.{member}" if member else called

@@ -155,7 +155,7 @@ def find_transposition(
 
 
 def _in_memory_order(symbols: Sequence[Symbol], strides: Strides) -> list[Symbol]:
-    """Those of large strides first."""
+    """Symbols by their strides, the largest first."""
     return sorted(symbols, key=lambda symbol: -typical(strides[symbol]))
 
 

@@ -18,8 +18,8 @@ from .nodes import computed_at, inputs_of, outputs_of
 from .scalar import (
     CALL_DTYPES,
     OPS,
-    Call,
     Checked,
+    FunctionCall,
     Index,
     Load,
     Local,
@@ -147,7 +147,7 @@ def _body(
             case Op(name, args, _):
                 require(name in OPS, title, f"a known scalar op instead of {name}")
                 require(len(args) == OPS[name].arity, title, f"{OPS[name].arity} args of {name}")
-            case Call(function, args, result):
+            case FunctionCall(function, args, result):
                 wanted = [CALL_DTYPES[type] for _, type in function.parameters]
                 fits = [a.dtype for a in args] == wanted
                 require(fits, title, f"operands of {wanted} for {function.name}")

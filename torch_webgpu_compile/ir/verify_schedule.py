@@ -1,4 +1,4 @@
-"""Checks of schedules: what kernels read is there, and nothing is overwritten too early.
+"""Checks of schedules: kernels read what was written, and nothing is overwritten too early.
 
 `verify_schedule` raises `VerificationError`, naming the group.
 """
@@ -50,7 +50,7 @@ def verify_schedule(schedule: Schedule, target: Target) -> None:
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
         if isinstance(group, SiblingGroup | PairGroup):
-            _side_by_side(title, group, graph)
+            _repeat_lanes(title, group, graph)
         if isinstance(group, ForeachGroup):
             _equal_maps(title, group, graph, target)
         if isinstance(group, ForeachGroup | JointGroup):
@@ -102,7 +102,7 @@ def _is_one_node(group: KernelGroup) -> bool:
 
 
 def verify_prepared(program: Program[LoopGraph]) -> None:
-    """What is prepared is exactly what has to be, and comes from what does not change."""
+    """Checks that exactly the buffers needed are prepared, from inputs that do not change."""
     graph, prepared = program.called, program.prepared
     given: frozenset[str] = frozenset()
     if prepared is not None:
@@ -147,7 +147,7 @@ def _verify_in_place(schedule: Schedule) -> None:
 
 
 def _parts(group: KernelGroup) -> Sequence[KernelGroup]:
-    """What a kernel computes side by side, each part by workgroups of its own."""
+    """The parts that a kernel computes side by side, each by workgroups of its own."""
     return group.groups if isinstance(group, ForeachGroup | JointGroup) else (group,)
 
 
@@ -205,7 +205,7 @@ def _is_assigned(name: str, graph: LoopGraph) -> bool:
     )
 
 
-def _side_by_side(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
+def _repeat_lanes(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
     first = group.groups[0].anchor
     for k, sibling in enumerate(group.groups):
         anchor = sibling.anchor

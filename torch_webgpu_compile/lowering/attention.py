@@ -176,7 +176,7 @@ def _check_dtype(query: Value) -> None:
 
 
 def _check_loops(builder: Builder, *walked: Expr) -> None:
-    """About an iteration for each key or query: scores, and what is summed with them."""
+    """Raises NotLowered where loops over these sizes are longer than the driver allows."""
     limit = builder.target.max_loop_iterations // 2
     if limit and any(size.is_constant and int(size) > limit for size in walked):
         raise NotLowered("its keys are more than this driver's loops may have iterations for")
@@ -284,7 +284,7 @@ def _score_function(
 
 
 def _kept(options: Options, sizes: tuple[Expr, ...], at: tuple[Expr, ...]) -> Scalar | None:
-    """What dropout multiplies the weight at an index of (batch, heads, queries, keys) by, float32.
+    """The factor of dropout for the weight at (batch, heads, queries, keys), float32.
 
     0 for a weight that is dropped, else 1 / (1 − probability); None without dropout.
     """

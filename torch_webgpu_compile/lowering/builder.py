@@ -22,8 +22,8 @@ from ..ir.nodes import (
     map_bodies,
 )
 from ..ir.scalar import (
-    Call,
     Const,
+    FunctionCall,
     Index,
     Load,
     Masked,
@@ -445,7 +445,7 @@ def masked(condition: Scalar, body: Scalar, other: Scalar | float) -> Scalar:
 def _is_free(body: Scalar, is_number: bool) -> bool:
     """Whether a body is cheaper to compute again than to load; any number made from sizes is."""
     for count, node in enumerate(walk(body)):
-        if isinstance(node, (Load, Masked, Call)) or count >= FREE_NODES:
+        if isinstance(node, (Load, Masked, FunctionCall)) or count >= FREE_NODES:
             return False
         if isinstance(node, Op) and node.name not in _FREE_OPS and not is_number:
             return False

@@ -1,4 +1,4 @@
-"""What convolutions read of images, and how images map to contractions."""
+"""Reads of images by convolutions, and convolutions as contractions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Geometry:
     def window(
         self, value: Value, lead: Sequence[Expr], at: Sequence[Expr], kernel: Sequence[Expr]
     ) -> Scalar:
-        """What the result at ``at`` reads for the tap ``kernel``, 0 outside of the value."""
+        """The element that tap ``kernel`` of the result at ``at`` reads, 0 outside of the value."""
         read = self.read_transposed if self.transposed else self.read
         return read(value, lead, at, kernel)
 

@@ -64,7 +64,7 @@ def is_custom(target: Any) -> bool:
 
 
 def custom_call(node: FxNode, read: Callable[[Any], Any], builder: Builder) -> CustomCall:
-    """What a node of which `is_custom` is true calls.
+    """The call of a node of which `is_custom` is true.
 
     Args:
         read: gives sizes and other numbers for a node's arguments.

@@ -43,7 +43,7 @@ def _bags(builder: Builder, offsets: Value, count: Expr, bags: Expr | None = Non
 
 
 def _is_kept(row: Scalar, padding_idx: IntLike) -> Scalar:
-    """Whether a sample counts: all do but those of the padding row."""
+    """Whether a sample counts: every one but a sample of the padding row."""
     if isinstance(padding_idx, int) and padding_idx < 0:
         return const(True, dtypes.bool_)
     assert isinstance(padding_idx, int)

@@ -87,7 +87,7 @@ def _factored(builder: Builder, matrix: Value, *, pivots: bool) -> tuple[Value, 
 
 
 def _lu_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
-    """The first columns, then what they leave of the rows below in the others.
+    """LU by halves: the first columns, then the rest of the rows below in the others.
 
     Source: Toledo, Locality of reference in LU decomposition with partial pivoting, 1997.
     """
@@ -106,7 +106,7 @@ def _lu_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, V
 
 
 def _cholesky_by_halves(builder: Builder, matrix: Value, half: Expr) -> tuple[Value, Value, Value]:
-    """The first rows and columns, then what they leave of the others."""
+    """Cholesky by halves: the first rows and columns, then the rest of the others."""
     upper, lower = _rows(matrix, to=half), _rows(matrix, half)
     first, none, info = _factored(builder, _columns(upper, to=half), pivots=False)
     above = _transposed(_columns(lower, to=half))
@@ -130,7 +130,7 @@ def _mapped(builder: Builder, function: Callable[..., Scalar], *values: Value) -
 
 
 def _first_info(builder: Builder, info: Value, later: Value, before: Expr) -> Value:
-    """What is found first, where ``later`` was counted after so many rows."""
+    """The first failure of two halves, where ``later`` was counted after so many rows."""
 
     def first(info: Scalar, later: Scalar) -> Scalar:
         moved = where(apply("eq", later, 0), 0, later + const(before.constant, I32))

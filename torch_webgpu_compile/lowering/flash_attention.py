@@ -78,7 +78,7 @@ def lower_flash_attention_backward(
 
 
 def _bias(mask: Value | None) -> Value | None:
-    """A mask as what is added to scores: True keeps."""
+    """A mask as a bias of scores: True keeps."""
     if mask is None or mask.dtype.kind is not Kind.BOOL:
         return mask
     body = apply("where", mask.body, const(0.0, F32), const(float("-inf"), F32))

@@ -33,7 +33,7 @@ def to_dtype(body: Scalar, dtype: DType) -> Scalar:
 
 
 def _range(node: Scalar) -> tuple[float, float]:
-    """What a number is at least and at most, of what is clamped, say: then nothing need be asked.
+    """Bounds of a float, as from a clamp: within an integer's range, nothing need be tested.
 
     NaN is left out: it is as likely to be met, but a clamp was for other numbers.
     """

@@ -194,7 +194,7 @@ def _transformed(
 
 
 def _along(dim: int, sizes: Sequence[Expr], n: int, forward: bool) -> Transform:
-    """The transform of a dimension of a tensor of ``sizes``, but for its elements."""
+    """The transform of one dimension of a tensor of ``sizes``, without its elements."""
 
     def nothing(rows: Rows, j: Expr) -> Complex:
         raise AssertionError("a transform without elements")
@@ -313,7 +313,7 @@ def add_transform(builder: Builder, output: Buffer, transform: Transform, dim: i
 
 
 def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest: int) -> None:
-    """One node, or with n = n1 · n2 transforms of the n1 elements that are n2 apart, then of n2.
+    """Adds one node, or with n = n1 · n2 two: transforms of n1 elements n2 apart, then of n2.
 
     Element j1 · n2 + j2 has its part in result k1 + n1 · k2 by way of number (k1, j2) in between,
     which is multiplied by exp(∓2πi · k1 · j2 / n).

@@ -43,7 +43,7 @@ def used_results(node: FxNode) -> frozenset[int] | None:
 
 
 def storage_of(fake: torch.Tensor) -> int:
-    """What fake tensors have in common that share memory."""
+    """A key of a fake tensor's storage: equal for tensors that share memory."""
     return int(fake.untyped_storage()._cdata)
 
 

@@ -99,7 +99,7 @@ def lower(
 
 @dataclass
 class _GraphLowering:
-    """The state of `lower`: what each FX node became, and the arguments and their new values."""
+    """The state of `lower`: the values of FX nodes, and the arguments and their new values."""
 
     captured: CapturedGraph
     builder: Builder
@@ -269,7 +269,7 @@ class _GraphLowering:
             self.values[node] = (None, *self._results(node, target, arguments, results))
 
     def _custom(self, node: FxNode, call: CustomCall, results: Any) -> Any:
-        """What an operator gives that others define."""
+        """The results of an operator that others define."""
         flat = list(leaves_of(results))
         self._begin(node, call.overload, flat)
         on_device = runs_on_device(call.overload, node)
@@ -331,7 +331,7 @@ class _GraphLowering:
         results: Sequence[Any],
         used: frozenset[int] | None = None,
     ) -> tuple[Value | None, ...]:
-        """What a node's operator gives; results that are not ``used`` may be left out."""
+        """The results of a node's operator; results that are not ``used`` may be left out."""
         builder = self.builder
         self._begin(node, overload, results)
         builder.used = used
@@ -403,7 +403,7 @@ class _GraphLowering:
         return host_call(self.builder, overload, arguments, keywords)
 
     def _report(self, overload: OpOverload, cause: str, dtype: DType | None) -> None:
-        """Says that the current operator goes to the host."""
+        """Reports that the current operator goes to the host."""
         builder = self.builder
         shown = dtype or next((s.dtype for s in builder.results if s is not None), dtypes.float32)
         if self.on_fallback is not None:

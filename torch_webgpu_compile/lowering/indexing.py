@@ -129,7 +129,7 @@ def lower_gather(
 
 
 class Indexed:
-    """Which elements of a tensor ``index`` and ``index_put`` address.
+    """The elements of a tensor that ``index`` and ``index_put`` address.
 
     ``sizes`` are the sizes of the result; ``index`` is the element of the tensor for each position.
     ``checked``: whether the indices may be out of range.
@@ -313,7 +313,7 @@ def lower_scatter_add(builder: Builder, self: Value, dim: int, index: Value, src
 def _rows(
     builder: Builder, self: Value, dim: int, index: Value, source: Value, accumulate: bool
 ) -> Value:
-    """Whole slices along ``dim`` at the positions in a vector."""
+    """Writes whole slices along ``dim`` at the positions in a vector."""
     if index.is_empty or self.is_empty:
         return self
     if not self.rank:

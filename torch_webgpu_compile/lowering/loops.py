@@ -148,7 +148,7 @@ def _dtype(result: object) -> DType:
 
 
 def _stored(dtype: DType) -> DType:
-    """The dtype in memory of what one invocation writes by itself."""
+    """The dtype in memory of a value that one invocation writes by itself."""
     if dtype.itemsize >= 4:
         return dtype
     return dtypes.float32 if dtype.is_float else dtypes.int32

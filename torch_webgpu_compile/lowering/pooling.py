@@ -36,7 +36,7 @@ def spread(values: Sequence[IntLike], rank: int, default: Window = ()) -> Window
     return entries * rank if len(entries) == 1 else entries
 
 
-class Windows:
+class PoolingWindows:
     """Sliding windows over the trailing dimensions of a value."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Windows:
         self.space = value.sizes[self.lead :]
 
     def positions_of(self, taps: Sequence[Expr]) -> list[Expr]:
-        """Where in the input each tap of the window lies."""
+        """The position in the input of each tap of the window."""
         at = positions(self.sizes)[self.lead :]
         return [
             o * s - p + t * d
@@ -93,7 +93,7 @@ def lower_max_pool(
     """
     kernel = spread(kernel_size, rank)
     steps, pads = spread(stride, rank, kernel), spread(padding, rank)
-    windows = Windows(value, builder.out.sizes, kernel, steps, pads, spread(dilation, rank))
+    windows = PoolingWindows(value, builder.out.sizes, kernel, steps, pads, spread(dilation, rank))
     dtype = compute_dtype(value.dtype)
     lowest = const(dtype.lowest, dtype)
     values = indices = None
@@ -132,7 +132,7 @@ def ravel(index: Sequence[Scalar], sizes: Sequence[Expr]) -> Scalar:
     return total
 
 
-def _window_indices(builder: Builder, windows: Windows, body: Scalar) -> Value:
+def _window_indices(builder: Builder, windows: PoolingWindows, body: Scalar) -> Value:
     """The row-major position in the input's space of each window's maximum."""
     best = builder.reduce("argmax", body, windows.sizes, windows.kernel, name="tap")
     taps = unravel(best.body, windows.kernel)
@@ -167,7 +167,7 @@ def lower_avg_pool(
     ones = spread([1], rank)
     steps, pads = spread(stride, rank, kernel), spread(padding, rank)
     sizes = builder.out.sizes
-    windows = Windows(value, sizes, kernel, steps, pads, ones)
+    windows = PoolingWindows(value, sizes, kernel, steps, pads, ones)
     dtype = compute_dtype(value.dtype)
     if dtype is dtypes.bool_:
         raise NotLowered("average pooling of bool")
@@ -180,7 +180,9 @@ def lower_avg_pool(
     return builder.pointwise(cast(body, builder.out.dtype), sizes)
 
 
-def window_divisor(windows: Windows, count_include_pad: bool, window: Sequence[Expr]) -> Scalar:
+def window_divisor(
+    windows: PoolingWindows, count_include_pad: bool, window: Sequence[Expr]
+) -> Scalar:
     """Elements of a window: inside the padded input, or inside the input."""
     i64 = dtypes.int64
     count: Scalar = const(1, i64)
@@ -361,7 +363,7 @@ def lower_avg_pool_backward(
     """Each element of the input: Σ of gradient / divisor of the windows that contain it."""
     kernel = spread(kernel_size, rank)
     steps, pads, ones = spread(stride, rank, kernel), spread(padding, rank), spread([1], rank)
-    forward = Windows(self, grad_output.sizes, kernel, steps, pads, ones)
+    forward = PoolingWindows(self, grad_output.sizes, kernel, steps, pads, ones)
 
     def term(window: list[Expr], grad: Scalar) -> Scalar:
         if divisor_override is not None:

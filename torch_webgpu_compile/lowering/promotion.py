@@ -1,4 +1,4 @@
-"""Which dtype an elementwise operator computes in and returns (PyTorch's type promotion).
+"""Type promotion: the dtype in which an elementwise operator computes, and its result's dtype.
 
 Source: ``torch.result_type`` and ``c10::promoteTypes``; tensors with dimensions come before 0-d
 tensors, and those before Python numbers, unless the later has a higher category.
@@ -36,7 +36,7 @@ def promote(left: DType | None, right: DType | None) -> DType | None:
 
 
 def default_float() -> DType:
-    """What integers become in a float-only operator."""
+    """The dtype that integers become in a float-only operator."""
     dtype = dtype_of(torch.get_default_dtype())
     assert dtype is not None
     return dtype
@@ -71,7 +71,7 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """Where arithmetic happens: narrow floats in float32 (PyTorch's opmath)."""
+    """The dtype of arithmetic: float32 for narrow floats (PyTorch's opmath)."""
     return dtypes.float32 if dtype.is_float and dtype.itemsize <= 2 else dtype
 
 

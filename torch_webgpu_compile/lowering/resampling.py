@@ -52,7 +52,7 @@ class Inverse:
 
 
 @dataclass(frozen=True)
-class Axis:
+class InterpolatedAxis:
     """One dimension that is interpolated, at one position of the result.
 
     Attributes:
@@ -91,7 +91,7 @@ class Axis:
         return fold(apply("minimum", apply("maximum", index, 0), Index(self.size_in - 1)))
 
 
-Taps = Callable[[Axis], list[Tap]]
+Taps = Callable[[InterpolatedAxis], list[Tap]]
 Factors = Sequence[float | Inverse | None]
 
 
@@ -101,7 +101,7 @@ def _ratio(numerator: Expr, denominator: Expr, dtype: DType) -> Scalar:
     return cast(Index(numerator), dtype) / cast(Index(denominator), dtype)
 
 
-def _exact_factor(axis: Axis) -> int:
+def _exact_factor(axis: InterpolatedAxis) -> int:
     """The factor if it is a power of two, so that float arithmetic is exact; else 0."""
     size_in, size_out = axis.size_in, axis.size_out
     if not (size_in.is_constant and size_out.is_constant) or size_in.constant == 0:
@@ -114,7 +114,7 @@ def _exact_factor(axis: Axis) -> int:
 def nearest_taps(exact: bool) -> Taps:
     """⌊position · scale⌋, or with ``exact`` of the element's centre; always in float32."""
 
-    def taps(axis: Axis) -> list[Tap]:
+    def taps(axis: InterpolatedAxis) -> list[Tap]:
         whole = _exact_factor(axis)
         if whole:
             return [Tap(axis.at // whole, None)]
@@ -134,7 +134,7 @@ def _whole(number: Scalar) -> Scalar:
 def linear_taps(align: bool) -> Taps:
     """The two neighbours, weighted by distance."""
 
-    def taps(axis: Axis) -> list[Tap]:
+    def taps(axis: InterpolatedAxis) -> list[Tap]:
         source = axis.source(align=align, cubic=False)
         low = axis.clamped(_whole(apply("floor", source)))
         right = apply("minimum", apply("maximum", source - cast(low, axis.dtype), 0.0), 1.0)
@@ -146,7 +146,7 @@ def linear_taps(align: bool) -> Taps:
 def cubic_taps(align: bool) -> Taps:
     """Four neighbours with the weights of cubic convolution; the border repeats."""
 
-    def taps(axis: Axis) -> list[Tap]:
+    def taps(axis: InterpolatedAxis) -> list[Tap]:
         source = axis.source(align=align, cubic=True)
         floor = apply("floor", source)
         t = source - floor
@@ -176,7 +176,7 @@ def _all_taps(
     dtype: DType,
 ) -> list[list[Tap]]:
     axes = zip(at, sizes_in, sizes_out, factors, strict=True)
-    return [taps(Axis(*axis, dtype)) for axis in axes]
+    return [taps(InterpolatedAxis(*axis, dtype)) for axis in axes]
 
 
 def resample(builder: Builder, value: Value, taps: Taps, factors: Factors) -> Value:

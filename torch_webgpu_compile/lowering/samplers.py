@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import dtypes
-from ..ir.scalar import Call, Index, cast
+from ..ir.scalar import FunctionCall, Index, cast
 from ..symbolic.sizes import as_expr, contiguous_strides, linearize
 from ..torch_ops import custom_ops
 from ..torch_ops import sampling as _sampling  # noqa: F401  defines the operator
@@ -186,5 +186,5 @@ def lower_draw(
     first, second = (cast(seed.at([as_expr(k)]), U32) for k in (0, 1))
     element = hashed(cast(Index(number), U32) * custom_ops.WEYL + first)
     given = [operand(value, sizes, dtypes.float32) for value in parameters]
-    body = Call(_FUNCTIONS[distribution], (*given, element, second), 0)
+    body = FunctionCall(_FUNCTIONS[distribution], (*given, element, second), 0)
     return builder.pointwise(body, sizes)

@@ -144,7 +144,7 @@ def _of_sorted(
 def _combined(
     builder: Builder, value: Value, total: Scalar, hits: Scalar, reduce: str, include_self: bool
 ) -> Value:
-    """The reduction together with what was there before."""
+    """The reduction together with the initial contents."""
     dtype = total.dtype
     old = cast(value.body, dtype)
     touched = hits > 0

@@ -63,7 +63,7 @@ def scatter(
 
 
 def _accumulator(dtype: DType) -> DType:
-    """Where sums of ``dtype`` are accumulated: narrow types wrap, or round, once at the end."""
+    """The dtype in which sums of ``dtype`` accumulate: narrow ones wrap or round once, at last."""
     if dtype.itemsize >= 4:
         return dtype
     return dtypes.float32 if dtype.is_float else dtypes.int32

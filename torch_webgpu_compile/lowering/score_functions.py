@@ -1,4 +1,4 @@
-"""`ScoreFunction`s as scalars: what attention's kernels compute of each score."""
+"""`ScoreFunction`s as scalars, which attention's kernels compute of each score."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _reversed(word: KeyWord) -> Scalar:
 
 
 def _ordered_single(value: Scalar) -> Scalar:
-    """Of a float32: negative ones with all bits reversed, others with the sign bit."""
+    """The key of a float32: negative ones with all bits reversed, others with the sign bit."""
     bits = apply("bitcast", value, dtype=dtypes.uint32)
     magnitude = bits << 1
     negative = bits >= _SIGN
@@ -72,7 +72,7 @@ def _ordered_single(value: Scalar) -> Scalar:
 
 
 def _ordered_double(value: Scalar) -> Scalar:
-    """Of a float64: an int64 in the same order."""
+    """The key of a float64: an int64 in the same order."""
     bits = apply("bitcast", value, dtype=dtypes.int64)
     magnitude = bits & dtypes.int64.highest
     nan = magnitude > (0x7FF << 52)
@@ -83,7 +83,7 @@ def _ordered_double(value: Scalar) -> Scalar:
 
 
 def _halves(value: Scalar, bits: int | None = None) -> tuple[KeyWord, ...]:
-    """Of an int64."""
+    """The words of an int64."""
     low = cast(value, dtypes.uint32)
     if bits is not None and bits <= _WORD_BITS:
         return (KeyWord(low, max(bits, 1)),)

@@ -31,6 +31,7 @@ def _last(value: Value, dim: int) -> Value:
 
 
 def _back(value: Value, dim: int) -> Value:
+    """A value with its last dimension moved back to ``dim``."""
     dims = list(range(value.rank - 1))
     dims.insert(dim, value.rank - 1)
     return permute(value, dims)
@@ -49,7 +50,7 @@ def sort_last(
 
 
 class _Taken:
-    """What is taken of elements in order: their values, and their int64 positions if asked for.
+    """The results of ordering: values of elements, and their int64 positions if asked for.
 
     The kernel that orders them writes both, if a value is no part of a word. Values that are make
     do with positions, which another kernel follows.
@@ -64,7 +65,7 @@ class _Taken:
         return self.value.at([*positions(self.value.sizes)[:-1], place])
 
     def payloads(self, place: Scalar) -> list[Scalar]:
-        """Of the element at ``place``."""
+        """The payloads of the element at ``place``."""
         values = [self._value_at(place)] * self.is_whole
         if self.places:
             return [*values, place]

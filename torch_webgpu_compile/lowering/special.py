@@ -205,7 +205,7 @@ def lower_frexp(builder: Builder, self: Value) -> tuple[Value, Value]:
 
 @lowers_elementwise(aten.angle.default, to_float=True)
 def _angle(x: Scalar) -> Scalar:
-    """Of real numbers: π below 0, NaN of NaN."""
+    """The angle of a real number: π below 0, NaN of NaN."""
     angle = where(x < 0, const(math.pi, x.dtype), 0)
     return where(apply("isnan", x), x, angle)
 

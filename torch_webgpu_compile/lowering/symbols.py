@@ -143,7 +143,7 @@ class SizeReader:
         self._given[expr] = symbol(f"number{len(self._given)}", lower)
 
     def know_all(self) -> None:
-        """The symbols read so far are those that the arguments give: ``known``."""
+        """Sets ``known``: the symbols read so far are the ones that the arguments give."""
         given = (name for expr in self._given.values() for name in map(str, symbols_of(expr)))
         self.known = frozenset(self._symbols).union(given)
 

@@ -56,7 +56,7 @@ class Phases:
 
     @staticmethod
     def of(geometry: Geometry, k: int, kernel: Expr, size: Expr) -> Phases | None:
-        """Those of dimension ``k``; None where they are not known, or taps are in several groups.
+        """The phases of dimension ``k``; None if they are unknown, or taps are in several groups.
 
         Args:
             size: of the result.
@@ -75,7 +75,7 @@ class Phases:
         return group + number * self.stride
 
     def read(self, group: Expr, position: Expr, number: Expr) -> Expr:
-        """Where a group's result reads for one of its taps, perhaps outside."""
+        """The position that a group's result reads for one of its taps, perhaps outside."""
         skipped = (group * self.dilation - self.padding) // self.stride
         return position - skipped - number * self.dilation
 
@@ -89,7 +89,7 @@ class Phases:
 def phases_of(
     geometry: Geometry, kernel: Sequence[Expr], space: Sequence[Expr]
 ) -> Sequence[Phases]:
-    """Those of each dimension of a transposed convolution; none where one has none."""
+    """The phases of each dimension of a transposed convolution; none where one has none."""
     dims = enumerate(zip(kernel, space, strict=True))
     found = [Phases.of(geometry, k, taps, size) for k, (taps, size) in dims]
     known = [phases for phases in found if phases is not None]

@@ -1,4 +1,4 @@
-"""Operators that users have written in WGSL: `Call`s of their functions, and their kernels.
+"""Operators that users have written in WGSL: `FunctionCall`s of their functions, and their kernels.
 
 There is one lowering for each such operator, made when it is defined (`wgsl_operators`).
 """
@@ -13,7 +13,7 @@ import torch
 from ..dtypes import float32
 from ..errors import UnsupportedOp
 from ..ir.folding import fold
-from ..ir.scalar import CALL_DTYPES, Call, Scalar, cast, const, index, is_host_float
+from ..ir.scalar import CALL_DTYPES, FunctionCall, Scalar, cast, const, index, is_host_float
 from ..user_wgsl.modules import WgslFunction, WgslKernel
 from .builder import Builder, operand
 from .promotion import Operand
@@ -41,7 +41,7 @@ def lower_function(function: WgslFunction, *, times_first: bool = False) -> Lowe
         args = tuple(operand(value, sizes, dtype) for value, dtype in pairs)
         made: list[Value | None] = []
         for number in range(len(function.results)):
-            body: Scalar = Call(function, args, number)
+            body: Scalar = FunctionCall(function, args, number)
             if times_first:
                 body = operand(operands[0], sizes, body.dtype) * body
             is_used = builder.is_used(number)

@@ -1,4 +1,4 @@
-"""`Value`: what a tensor is during lowering, and the views of it.
+"""`Value`: a tensor during lowering, and its views.
 
 A value has sizes and dtype but no layout. Its body computes one element from index symbols; a view
 is a substitution of those symbols.
@@ -114,7 +114,7 @@ def expand(value: Value, sizes: Sequence[Expr]) -> Value:
 
 
 def broadcast_index(value: Value, index: Sequence[IndexLike]) -> list[IndexLike]:
-    """The index into ``value`` for an index of what it is broadcast to."""
+    """The index into ``value`` for an index of the shape that it is broadcast to."""
     skip = len(index) - value.rank
     return [ZERO if size is ONE else index[skip + k] for k, size in enumerate(value.sizes)]
 
@@ -219,7 +219,7 @@ def unsqueeze(value: Value, dim: int) -> Value:
 
 
 def squeeze(value: Value, dims: Sequence[int]) -> Value:
-    """Without those of ``dims`` that have size 1."""
+    """A value without the dimensions of ``dims`` that have size 1."""
     drop = {dim % max(value.rank, 1) for dim in dims}
     return reshape(value, [s for k, s in enumerate(value.sizes) if not (k in drop and s is ONE)])
 

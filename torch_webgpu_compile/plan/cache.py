@@ -18,8 +18,8 @@ from pathlib import Path
 from ..errors import VerificationError
 from . import serialize
 from .cache_folder import CacheFolder, digest_of
+from .lru_cache import LruCache
 from .model import Plan
-from .recent import Recent
 from .verify import verify_plan
 
 Verify = Callable[[Plan], None]
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_PLANS = 64
 _MAX_NBYTES = 256 << 20  # of their constants
-_memory: Recent[str, Plan] = Recent(_MAX_PLANS)
+_memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
 
 

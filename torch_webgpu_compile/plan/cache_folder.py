@@ -145,7 +145,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def writable_by_others(folder: Path) -> str:
-    """Who besides this user may write into a folder, for a message; "" for nobody.
+    """Other users who may write into a folder, for a message; "" for nobody.
 
     The group that has only this user's name is this user. Always "" where files have no modes.
     Raises OSError when there is no such folder.

@@ -109,7 +109,7 @@ def _decode_float(data: Json) -> float:
 
 
 def _choice(values: Mapping[str, Any]) -> Codec:
-    """One of a few values, each of which has a name."""
+    """The codec of one of a few values, each of which has a name."""
     names = {value: name for name, value in values.items()}
     expected = f"one of {', '.join(values)}"
     return Codec(

@@ -320,7 +320,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel and how one step runs it: what code generation gives the planner.
+    """A kernel and how one step runs it: code generation's result for the planner.
 
     The fields after ``kernel`` are those of `Dispatch`.
     """

@@ -152,7 +152,7 @@ class _At:
         return self._at(parameter)
 
     def buffers(self) -> dict[str, PlanBuffer]:
-        """Those that are not the call's."""
+        """The buffers that are not the call's."""
         made = {}
         for name, buffer in self._part.plan.buffers.items():
             if name not in self._given:
@@ -188,7 +188,7 @@ class _At:
         return Binding(self._names[binding.buffer], binding.offset_nbytes, nbytes)
 
     def output(self, output: PlanOutput) -> PlanOutput:
-        """What the part gives or changes, as the call does."""
+        """The call's output for an output of the part."""
         assert output.buffer is not None
         if output.mutates is not None:
             position = self._part.inputs[output.mutates]

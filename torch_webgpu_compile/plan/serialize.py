@@ -62,7 +62,7 @@ def from_json(data: Mapping[str, Json]) -> Plan:
 
 
 def _check_depth(data: Json) -> None:
-    """Raises ValueError for what is nested more deeply than plans are."""
+    """Raises ValueError for JSON that is nested more deeply than plans are."""
     level = [data]
     for _ in range(_MAX_DEPTH):
         lists = (item for item in level if type(item) is list)

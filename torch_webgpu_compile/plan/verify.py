@@ -52,6 +52,8 @@ def verify_plan(plan: Plan) -> None:
 
 
 class _Verifier:
+    """Checks one plan, part by part, for `verify_plan`."""
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._buffers = plan.buffers
@@ -278,7 +280,7 @@ class _Verifier:
         self._view(output, buffer)
 
     def _view(self, output: PlanOutput, buffer: PlanBuffer) -> None:
-        """That an output shows nothing outside of its buffer, as far as sizes are known."""
+        """Checks that an output shows nothing outside of its buffer, as far as sizes are known."""
         offset = ZERO if output.offset is None else output.offset
         self._require(
             len(output.sizes) == len(output.strides), f"a view of {buffer.name} has no layout"

@@ -59,7 +59,7 @@ def verify_match(plan: Plan, graph: LoopGraph) -> None:
 
 
 def _text(*parts: Any) -> str:
-    """What is to be the same. A plan's symbols do not say how large a size may be, a graph's do."""
+    """Text of the parts that have to match. A plan's symbols have no ranges, a graph's do."""
     return repr(parts)
 
 

@@ -18,8 +18,8 @@ Frame = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What happened to memory.
+class AllocationEvent:
+    """An allocation, a release or a failure of memory.
 
     Attributes:
         action: ``alloc``, ``free_requested`` and ``free_completed`` of a loan, ``segment_alloc``
@@ -39,7 +39,7 @@ class Event:
 
 @dataclass
 class History:
-    """What a pool records.
+    """The events that a pool records.
 
     Attributes:
         stacks: of which actions the frames are kept: ``state``, ``alloc`` and ``all``, as in
@@ -50,7 +50,7 @@ class History:
     """
 
     stacks: str | None
-    events: deque[Event]
+    events: deque[AllocationEvent]
     skipped: frozenset[str] = frozenset()
     present: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
@@ -65,7 +65,9 @@ class History:
         elif action == "free_completed":
             self.present.pop(serial, None)
         if self.events.maxlen != 0 and action not in self.skipped:
-            self.events.append(Event(action, serial, nbytes, frames, time.time_ns() // 1000))
+            self.events.append(
+                AllocationEvent(action, serial, nbytes, frames, time.time_ns() // 1000)
+            )
 
 
 def _frames() -> tuple[Frame, ...]:
@@ -83,7 +85,7 @@ def _frames() -> tuple[Frame, ...]:
 
 
 class RecordingPool(BufferPool):
-    """What becomes of a `BufferPool` while it records: `record` sets the class of an object.
+    """A `BufferPool` that records: `record` sets this class on an object.
 
     A loan that ends is noticed when the pool is next asked for something.
     """
@@ -100,7 +102,7 @@ class RecordingPool(BufferPool):
         return allocation
 
     def create(self, nbytes: int, usage: int) -> Handle:
-        """As that of `BufferPool`."""
+        """Like `BufferPool.create`, and records it."""
         try:
             return super().create(nbytes, usage)
         except OutOfMemoryError:
@@ -141,5 +143,5 @@ def record(pool: BufferPool, history: History | None) -> None:
 
 
 def history_of(pool: BufferPool) -> History | None:
-    """What a pool records, if it does."""
+    """The history that a pool records, if it does."""
     return pool.history if isinstance(pool, RecordingPool) else None

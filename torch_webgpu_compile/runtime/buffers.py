@@ -178,12 +178,12 @@ class LostBuffer(GpuBuffer):
         self._cause = cause
 
     def error(self) -> DeviceError:
-        """What every use raises."""
+        """The error of every use."""
         return DeviceLostError(self._message, self._cause)
 
     @property
     def memory(self) -> GpuBuffer:
-        """Raises what every use raises."""
+        """Raises the error of every use."""
         raise self.error()
 
     def release(self) -> None:
@@ -211,7 +211,7 @@ class EmptiedBuffer(LostBuffer):
         super().__init__(message, "")
 
     def error(self) -> DeviceError:
-        """What every use raises."""
+        """The error of every use."""
         return DeviceError(self._message)
 
 
@@ -239,12 +239,12 @@ class BufferSlice:
 
     @property
     def memory(self) -> GpuBuffer:
-        """What it is a part of."""
+        """The buffer that this is a part of."""
         return self.buffer
 
     @property
     def version(self) -> Serial:
-        """As that of a `GpuBuffer`: any change of the buffer counts."""
+        """The version of the whole buffer: any change of it counts."""
         version = self.buffer.version
         return version and (version, self.offset_nbytes)
 
@@ -335,7 +335,7 @@ class BufferPool:
         return buffer
 
     def _without_slack(self, nbytes: int) -> int:
-        """What is allocated where the bucket is too large. Raises OutOfMemoryError: so is it."""
+        """The capacity to allocate where the bucket's is too large, else OutOfMemoryError."""
         capacity = round_up(nbytes, MIN_NBYTES)
         if capacity > self._max_nbytes:
             raise OutOfMemoryError(
@@ -350,7 +350,7 @@ class BufferPool:
         return next((k for k, (_, entry) in enumerate(free) if entry.batch < sent), None)
 
     def _larger(self, usage: int, capacity: int) -> list[_Free] | None:
-        """What is free of the least larger bucket that is near enough."""
+        """The free buffers of the least larger bucket that is near enough."""
         for larger in _larger_buckets(capacity):
             free = self._free.get((usage, larger))
             if free:
@@ -499,7 +499,7 @@ class BufferPool:
             }
 
     def blocks(self) -> list[tuple[int, int, int | None]]:
-        """(serial, bytes, bytes that were asked for) of all memory; None of what is not lent."""
+        """(serial, bytes, bytes that were asked for) of all memory; None where it is not lent."""
         with self._lock:
             self._sort_in()
             lent = [(loan(), allocation) for loan, allocation in self._lent.items()]

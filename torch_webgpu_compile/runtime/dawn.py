@@ -144,7 +144,7 @@ class _Reports:
         self.of_threads[threading.get_ident()] = kinds.get(kind, "Unknown"), text
 
     def on_interrupt(self, _kind: Any, error: BaseException, _traceback: Any) -> None:
-        """What a signal's handler raises in `on_error` has no other way out."""
+        """Keeps an exception that a signal's handler raised in `on_error`: C cannot raise it."""
         self.of_threads[threading.get_ident()] = "Internal", f"{error!r} while Dawn told an error"
 
     def on_loss(self, _device: Any, _reason: int, message: Any, *_: Any) -> None:
@@ -299,12 +299,12 @@ class Dawn:
         return self._reports.of_threads.pop(threading.get_ident(), None)
 
     def find_loss(self) -> str:
-        """What Dawn has reported; nothing ends the process if it is lost without a report."""
+        """The loss that Dawn has reported; without a report, a lost device ends no process."""
         losses = self._reports.losses
         return (cause_of(losses[0]) or "no cause given") if losses else ""
 
     def mark(self, submission: int) -> Handle:
-        """A future for what is submitted so far."""
+        """A future for everything submitted so far."""
         return self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
 
     def wait(self, mark: Handle | None) -> None:

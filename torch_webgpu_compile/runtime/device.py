@@ -43,7 +43,7 @@ class Reclaimable(Protocol):
     """Holds memory that it can do without."""
 
     def reclaim(self) -> None:
-        """Drops what is not in use."""
+        """Drops everything that is not in use."""
 
 
 def unless_held(lock: threading.RLock, *drop: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ class Holder(Protocol):
     """Holds GPU memory."""
 
     def held(self) -> tuple[str, int]:
-        """What it is used for, and the bytes."""
+        """(the use of the memory, its bytes)."""
 
 
 class Device:
@@ -125,7 +125,7 @@ class Device:
         record(self._pool, history)
 
     def memory_history(self) -> History | None:
-        """What is being recorded."""
+        """The history that is being recorded, if any."""
         return history_of(self._pool)
 
     def staging_memory(self) -> tuple[int, int]:
@@ -133,7 +133,7 @@ class Device:
         return self._transfers.staging()
 
     def memory_holders(self) -> dict[str, int]:
-        """Bytes in use by what holds them, the most first."""
+        """Bytes in use by their holders, the most first."""
         found: Counter[str] = Counter()
         for holder in list(self._holders):
             kind, nbytes = holder.held()
@@ -310,7 +310,7 @@ class Device:
 
     @property
     def compile_progress(self) -> tuple[int, int]:
-        """Kernels done and kernels to do of what is being compiled now."""
+        """(kernels compiled, all kernels) of the compilation under way."""
         return self._pipelines.progress
 
     @property
@@ -353,11 +353,11 @@ class Device:
         return self.backend.find_loss()
 
     def lost_error(self, subject: str) -> DeviceLostError:
-        """What to raise about something that was on this device, which is lost."""
+        """The error about something on this device, which is lost."""
         return lost_error(f"{subject} ({self.info.name})", self.backend.lost_cause)
 
     def close(self) -> None:
-        """Waits for the GPU and frees what is not in use. `open_device` gives a new device then."""
+        """Waits for the GPU and frees unused memory. `open_device` gives a new device then."""
         if not self.is_closed:
             self.is_closed = True
             if self.is_lost:

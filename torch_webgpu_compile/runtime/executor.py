@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
+from ..plan.lru_cache import LruCache
 from ..plan.model import STATUS, HostStep, Plan
-from ..plan.recent import Recent
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
@@ -94,8 +94,8 @@ class Executor:
         self._constants: dict[str, GpuBuffer] = {}
         self._owned: dict[str | int, GpuBuffer] = {}
         self._sliced: dict[int, SlicedKernel | None] = {}
-        self._sized_plans = Recent[tuple[Any, ...], SizedPlan](max_programs)
-        self._own_memory = Recent[tuple[Any, ...], tuple[Launcher, dict[str, GpuBuffer]]](
+        self._sized_plans = LruCache[tuple[Any, ...], SizedPlan](max_programs)
+        self._own_memory = LruCache[tuple[Any, ...], tuple[Launcher, dict[str, GpuBuffer]]](
             max_programs
         )
         self._launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
@@ -223,7 +223,7 @@ class Executor:
     def _own(
         self, sizes: Mapping[str, int], externals: Mapping[str, AnyBuffer]
     ) -> tuple[Launcher, dict[str, GpuBuffer]]:
-        """What runs the plan, and the executor's memory, by name, for all that is not given."""
+        """The launcher, and the executor's own buffers for all names that are not given."""
         launcher = self._launcher(self._sized(sizes))
         for name in externals:
             if name not in self.plan.buffers:
@@ -322,7 +322,7 @@ class BoundPlan:
         return self._launcher.sized.sizes
 
     def segments(self) -> Sequence[Segment]:
-        """What `replay` records, and the host steps that it runs, in order."""
+        """The recordings and host steps of `replay`, in order."""
         return self._launcher.segments(self._buffers)
 
     def buffer(self, name: str) -> AnyBuffer:

@@ -32,7 +32,7 @@ def cause_of(message: str) -> str:
 
 
 def lost_error(subject: str, cause: str) -> DeviceLostError:
-    """The exception for what could not be done because the device is lost."""
+    """The error about something that cannot be done because the device is lost."""
     return DeviceLostError(
         f"{subject}: the GPU device was lost ({cause}); a driver reset, a crash or a timeout does "
         "this. What was on it is gone: call torch.webgpu.reset_device() and make it again (models "
@@ -88,7 +88,7 @@ def shader_error(kind: str, message: str, kernel: Kernel) -> DeviceError:
 
 
 def _in_users_file(kernel: Kernel, text: str, line: int, column: int) -> ShaderError | None:
-    """The exception for what is wrong in WGSL that a user has written; None if it is not there."""
+    """The error about WGSL that a user has written; None if the error is not there."""
     found = located(kernel.wgsl, line, column)
     if found is None:
         return None
@@ -104,7 +104,7 @@ _NAGA_FRAME = re.compile(r"^\s*In wgpu|[┌│]")
 
 
 def _complaint(text: str) -> str:
-    """What a compiler of WGSL says is wrong, without where and in which kernel."""
+    """The message of a WGSL compiler, without the place and the kernel."""
     found = _DAWN_CAUSE.search(text)
     if found is not None:
         return found[1]

@@ -1,4 +1,4 @@
-"""What the runtime needs from a WebGPU provider: `Backend`, and the commands that it submits.
+"""`Backend`: the runtime's interface to WebGPU providers, and the commands that it submits.
 
 `native.NativeBackend` is it, for each library that speaks ``webgpu.h``. Handles are opaque.
 """

@@ -20,7 +20,7 @@ from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
 from .program import Segment, Users, build_segments, rebind, users_of
-from .sized import HostCommand, Place, SizedDispatch, SizedPlan
+from .sized import HostCommand, MemoryPlace, SizedDispatch, SizedPlan
 from .status import Reports
 
 _serial_of, _version_of = attrgetter("serial"), attrgetter("version")
@@ -29,7 +29,7 @@ _MANY = 4  # dispatches from which on it pays to make only those anew that bind 
 
 
 class PlanExecutor(Protocol):
-    """What is needed here of an `Executor`, where each of these is explained."""
+    """The part of an `Executor` that launchers need; it explains each member."""
 
     @property
     def plan(self) -> Plan: ...
@@ -135,7 +135,7 @@ class Launcher:
         unless_held(self._executor.lock, self._known.clear)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[MemoryPlace, ...]:
         """See the class."""
         return self.sized.places
 
@@ -179,12 +179,12 @@ class Launcher:
             self._mark(changed, reports)
 
     def segments(self, buffers: Sequence[AnyBuffer]) -> Sequence[Segment]:
-        """What `run` records, and the host steps that it runs, in order. Raises as `run` does."""
+        """The recordings and host steps of `run`, in order. Raises as `run` does."""
         reports = None if self._status is None else self._status.own()
         return self._segments(buffers, reports, may_share=True)
 
     def _mark(self, changed: Sequence[GpuBuffer], reports: Reports | None) -> None:
-        """Says what recorded commands change."""
+        """Increments the versions of the buffers that recorded commands change."""
         for memory in changed:
             memory.version = 0
         if reports is not None:
@@ -211,7 +211,7 @@ class Launcher:
         return made
 
     def _build(self, memory: Sequence[AnyBuffer], serials: tuple[Serial, ...]) -> Sequence[Segment]:
-        """What to record on memory for all names; from the last such, where little is new."""
+        """Segments on memory for all names; made from the last ones, where little is new."""
         known, last = next(reversed(self._known.items()), ((), ()))
         names, nbytes = self.sized.names, self.sized.nbytes
         if self._users is not None and len(known) == len(serials):
@@ -237,7 +237,7 @@ class Launcher:
                 )
 
     def _check_changed(self, buffers: Sequence[AnyBuffer]) -> None:
-        """What is read through another binding may not change during the call."""
+        """Raises where a buffer that the call changes is read through another binding."""
         if not self._changed:
             return
         memories = [b.serial if isinstance(b.serial, int) else b.serial[0] for b in buffers]
@@ -252,7 +252,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What was computed.
+    """The results of a preparation.
 
     Attributes:
         place: the memory that it was computed from.
@@ -266,7 +266,7 @@ class _Prepared:
 
 
 class Preparation:
-    """Runs `Plan.preparation` when what it reads has changed. Safe to call from several threads.
+    """Runs `Plan.preparation` when one of its inputs has changed. Safe to call from threads.
 
     Results are kept for every set of inputs that it meets, as for layers that share their code,
     while the inputs' memory lives. Changes are known by `GpuBuffer.version`: whoever writes into
@@ -317,7 +317,7 @@ class Preparation:
         return self._prepare(inputs) if known is None else known.buffers
 
     def _state(self, inputs: Sequence[AnyBuffer]) -> tuple[Serial, ...]:
-        """What results are kept for: equal while they would be computed again alike, and right.
+        """The key that results are kept under: equal while they would be computed alike, and right.
 
         After an index that was out of range they may be wrong; the next call is told of it again.
         """
@@ -372,7 +372,7 @@ class Preparation:
 def _dropper(
     known: dict[tuple[Serial, ...], _Prepared], state: tuple[Serial, ...]
 ) -> Callable[[Any], None]:
-    """What drops results when memory that they were computed from is given back.
+    """A callback that drops results when memory that they were computed from is given back.
 
     It runs in the middle of anything: no lock, only atomic operations.
     """

@@ -1,4 +1,4 @@
-"""`Library`: what differs between the libraries that speak ``webgpu.h``.
+"""`Library`: the differences between the libraries that speak ``webgpu.h``.
 
 `native.NativeBackend` runs on both through their cffi functions; all that it has to know of which
 of them it runs on is here. `wgpu_native` and `dawn` are the two tables.
@@ -52,10 +52,10 @@ class Library(Protocol):
         """The cause, if the device is lost, known so far or not; else ""."""
 
     def mark(self, submission: int) -> Handle:
-        """What `wait` takes to wait for a submission, which is the last one until now."""
+        """A mark for `wait`, of a submission that is the last one until now."""
 
     def wait(self, mark: Handle | None) -> None:
-        """Until what was marked is done; with None, until everything that was submitted is."""
+        """Waits until the marked submission is done; with None, until every submission is."""
 
     def wait_at_most(self, seconds: float) -> bool:
         """Until everything that was submitted is done, or so long; whether it is done."""

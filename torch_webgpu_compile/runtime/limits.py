@@ -1,4 +1,4 @@
-"""What a GPU reaches at best, measured: a copy's bandwidth, f32 multiply-adds, and dispatches."""
+"""Measures the limits of a GPU: a copy's bandwidth, f32 multiply-adds, and dispatches."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def measure_machine(device: Device) -> Machine:
 
 
 def _dispatch_seconds(device: Device) -> float:
-    """Of each dispatch of a pass, beside what a submission costs."""
+    """Seconds of each dispatch of a pass, without those of the submission."""
     kernel = Kernel("step", "limits", _STEP, (KernelBinding(True),), (1, 1, 1))
     plans = (_replay(device, kernel, (ONE, ONE, ONE), n) for n in (1, _STEPS_OF_A_CALL + 1))
     one, all_steps = (best_seconds(p.replay, device, _SECONDS, _MACHINE_ROUNDS) for p in plans)

@@ -1,4 +1,4 @@
-"""``webgpu.h`` through cffi: what runs once per dispatch touches no Python objects of a provider.
+"""``webgpu.h`` through cffi: no Python objects of a provider in work done once per dispatch.
 
 The same code runs on wgpu-native and on Dawn; what differs is a `library.Library`. Both report an
 error inside the failing call. In wgpu-native 29 a few calls end the process on an error instead:
@@ -143,7 +143,7 @@ class NativeBackend:
         self._release_dropped()
 
     def _release_dropped(self) -> None:
-        """Releases what nobody has any more."""
+        """Releases handles whose owners are gone."""
         if process.forked:
             return
         lib = self.lib

@@ -28,13 +28,13 @@ longer either, unless a single one of its workgroups does."""
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What kernels reach at least: bytes read and written, and operations, per second."""
+    """The least rates of kernels: bytes read and written, and operations, per second."""
 
     bytes_per_second: float
     flops_per_second: float
 
     def seconds(self, nbytes: int, flops: int) -> float:
-        """The prediction for a dispatch."""
+        """The predicted seconds of a dispatch."""
         return max(nbytes / self.bytes_per_second, flops / self.flops_per_second)
 
 
@@ -70,7 +70,7 @@ class Slice:
     grid: Grid
 
     def words(self, whole: Grid) -> bytes:
-        """What a sliced kernel has behind its parameters, for this slice of a whole grid."""
+        """The words behind a sliced kernel's parameters, for this slice of a whole grid."""
         return struct.pack("<8i", *self.first, 0, *whole, 0)
 
     def share(self, whole: Grid) -> float:
@@ -100,7 +100,7 @@ def slices_of(grid: Grid, most: int) -> list[Slice]:
 
 
 def _bounds(extent: int, most: int) -> Iterator[int]:
-    """Where parts of about equal length start, none longer than ``most``; and the end."""
+    """Starts of parts of about equal length, none longer than ``most``; and the end."""
     count = -(-extent // most)
     return (k * extent // count for k in range(count + 1))
 

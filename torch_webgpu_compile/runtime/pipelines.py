@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ..plan.lru_cache import LruCache
 from ..plan.model import USER_KERNEL, Kernel
-from ..plan.recent import Recent
 from .interface import Backend, Handle
 
 
@@ -49,7 +49,7 @@ class PipelineCache:
         self._pipelines: weakref.WeakValueDictionary[_PipelineKey, Pipeline] = (
             weakref.WeakValueDictionary()
         )
-        self._recent = Recent[_PipelineKey, Pipeline](recent)
+        self._recent = LruCache[_PipelineKey, Pipeline](recent)
         self._turns: dict[_PipelineKey, threading.Lock] = {}
         self._asked = 0  # by `compile_many`s under way, and done of them
         self._done = 0

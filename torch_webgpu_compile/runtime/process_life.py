@@ -1,4 +1,4 @@
-"""Where the process is in its life: a WebGPU library survives neither a fork nor the exit."""
+"""The phase of the process: a WebGPU library survives neither a fork nor the exit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET_SECONDS = 0.02  # several switch intervals of the interpreter, for thread
 
 
 class _Process:
-    """Where the calling process is in its life.
+    """The phase of the calling process.
 
     Attributes:
         used: a device has been opened.

@@ -88,7 +88,7 @@ Users = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def users_of(segments: Sequence[Segment]) -> Users | None:
-    """Who binds what in recordings of dispatches alone; None if there are other commands."""
+    """The dispatches that bind each buffer; None if recordings have other commands, too."""
     users: dict[int, list[tuple[int, int]]] = {}
     for k, recording in enumerate(segments):
         if isinstance(recording, HostCommand):

@@ -33,7 +33,7 @@ of the host's. Later, the GPU would wait for the host, and in the end the host f
 
 
 class RecordedDispatch(Protocol):
-    """What the queue and profiles need to know of a dispatch: see `sized.SizedDispatch`."""
+    """A dispatch for the queue and for profiles: see `sized.SizedDispatch`."""
 
     @property
     def index(self) -> int:
@@ -41,11 +41,11 @@ class RecordedDispatch(Protocol):
 
     @property
     def kernel(self) -> Kernel:
-        """Of the plan."""
+        """The kernel of the plan."""
 
     @property
     def step(self) -> Dispatch:
-        """Of the plan."""
+        """The step of the plan."""
 
     @property
     def seconds(self) -> float:
@@ -144,7 +144,7 @@ class CommandQueue:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody is told when dispatches run."""
+        """Whether anything observes when dispatches run."""
         return self._watcher is not None
 
     def record(self, recording: Recording) -> None:
@@ -169,7 +169,7 @@ class CommandQueue:
                 self._send()
 
     def flush(self) -> int | None:
-        """Submits what is pending, without waiting; its number for `Backend.map`, None if nothing.
+        """Submits pending commands, without waiting; the number for `Backend.map`, None if none.
 
         Raises:
             DeviceError: commands were refused.
@@ -179,7 +179,7 @@ class CommandQueue:
             return self._send() if self._pending else None
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        """Submits what is pending and then these commands, in one submit if the GPU takes them.
+        """Submits pending commands and then these, in one submit if the GPU takes them.
 
         Raises:
             DeviceError: commands were refused.
@@ -190,7 +190,7 @@ class CommandQueue:
             return self._send(Recording(commands, name))
 
     def abandon(self) -> None:
-        """Drops what is pending: the device is lost."""
+        """Drops pending commands: the device is lost."""
         with self._lock:
             self._pending = []
             self._pending_weight = 0
@@ -215,7 +215,7 @@ class CommandQueue:
         watcher(recording, spans)
 
     def wait(self) -> None:
-        """Submits what is pending and waits until the GPU has done everything."""
+        """Submits pending commands and waits until the GPU has done everything."""
         self.flush()
         self._limit = MIN_BATCH
         self._backend.wait()
@@ -229,7 +229,7 @@ class CommandQueue:
             )
 
     def _send(self, last: Recording | None = None) -> int:
-        """Submits what is pending, and then ``last``.
+        """Submits pending commands, and then ``last``.
 
         Ctrl-C neither loses pending commands nor runs them twice. ``last`` is not kept: its caller
         is told, and may let go of what it uses.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..plan.model import Plan
-from .sized import HostCommand, Place, SizedCopy, SizedDispatch, SizedPlan, SizedStep
+from .sized import HostCommand, MemoryPlace, SizedCopy, SizedDispatch, SizedPlan, SizedStep
 
 # A section costs the host some ten microseconds. So there are none for less than this, in bytes and
 # as a part of what the call holds, nor for the last part of what all possible sections would save.
@@ -75,7 +75,7 @@ def divide(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[Sect
 
 
 def _positions(step: SizedStep) -> tuple[int, ...]:
-    """Of the buffers that a step reads and writes, among `SizedPlan.names`."""
+    """Positions, among `SizedPlan.names`, of the buffers that a step reads and writes."""
     match step:
         case SizedDispatch():
             return step.buffers
@@ -86,7 +86,7 @@ def _positions(step: SizedStep) -> tuple[int, ...]:
 
 
 def _lives(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[_Life]:
-    """Of outputs, intermediates, and the inputs that are given up."""
+    """Lifetimes of outputs, intermediates, and the inputs that are given up."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for k, step in enumerate(sized.steps):
@@ -162,9 +162,9 @@ def _before(entries: Sequence[tuple[int, int]], count: int) -> list[int]:
 
 def _memory(
     plan: Plan, lives: Sequence[_Life], starts: Sequence[int]
-) -> tuple[Mapping[int, list[Place]], Mapping[int, list[str]]]:
-    """By section: the places to be made before it, and the buffers that nobody needs after it."""
-    places: defaultdict[int, list[Place]] = defaultdict(list)
+) -> tuple[Mapping[int, list[MemoryPlace]], Mapping[int, list[str]]]:
+    """By section: the places to be made before it, and the buffers that are dead after it."""
+    places: defaultdict[int, list[MemoryPlace]] = defaultdict(list)
     released: defaultdict[int, list[str]] = defaultdict(list)
     shared: defaultdict[int, list[_Life]] = defaultdict(list)
     final = len(starts) - 1
@@ -178,14 +178,14 @@ def _memory(
             shared[life.slot].append(life)
             continue
         if role != "input":
-            places[section_of(life.first)].append(Place(life.name, life.nbytes, (life.name,)))
+            places[section_of(life.first)].append(MemoryPlace(life.name, life.nbytes, (life.name,)))
         if role != "output" and section_of(life.last) < final:
             released[section_of(life.last)].append(life.name)
     for slot, members in shared.items():
         for run in _runs(members, section_of):
             names = [life.name for life in run]
             nbytes = max(life.nbytes for life in run)
-            places[section_of(run[0].first)].append(Place(slot, nbytes, tuple(names)))
+            places[section_of(run[0].first)].append(MemoryPlace(slot, nbytes, tuple(names)))
             if section_of(run[-1].last) < final:
                 released[section_of(run[-1].last)] += names
     return places, released
@@ -206,7 +206,7 @@ def _runs(members: Sequence[_Life], section_of: Callable[[int], int]) -> list[li
 
 
 def _part(
-    plan: Plan, sized: SizedPlan, steps: Sequence[SizedStep], places: Sequence[Place]
+    plan: Plan, sized: SizedPlan, steps: Sequence[SizedStep], places: Sequence[MemoryPlace]
 ) -> SizedPlan:
     """Some steps as a plan of the buffers that they need."""
     used = {sized.names[position] for step in steps for position in _positions(step)}

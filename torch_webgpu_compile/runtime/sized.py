@@ -39,7 +39,7 @@ _serials = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryPlace:
     """Memory that a plan needs besides its inputs: for one output, or for one slot.
 
     Attributes:
@@ -131,7 +131,7 @@ class SizedPlan:
     names: tuple[str, ...]
     nbytes: tuple[int, ...]
     steps: tuple[SizedStep, ...]
-    places: tuple[Place, ...]
+    places: tuple[MemoryPlace, ...]
 
 
 def size_plan(
@@ -223,14 +223,14 @@ class _Sizer:
             self._places(),
         )
 
-    def _places(self) -> tuple[Place, ...]:
+    def _places(self) -> tuple[MemoryPlace, ...]:
         names: dict[str | int, list[str]] = {}
         for name, buffer in self.plan.buffers.items():
             if buffer.role in ("intermediate", "output"):
                 is_own = buffer.role == "output" or buffer.slot is None
                 names.setdefault(name if is_own else buffer.slot or 0, []).append(name)
         return tuple(
-            Place(key, max(self._nbytes[name] for name in group), tuple(group))
+            MemoryPlace(key, max(self._nbytes[name] for name in group), tuple(group))
             for key, group in names.items()
         )
 

@@ -1,4 +1,4 @@
-"""`Status`: what kernels report of indices that are out of range.
+"""`Status`: reports by kernels of indices that are out of range.
 
 Kernels write into a small buffer (`plan.model.Kernel`), only when an index is wrong. Every thread
 has one: an error concerns the thread that launched the operator. Its downloads take the buffer
@@ -25,7 +25,7 @@ _LAYOUT = struct.Struct("<IIqI")  # reports, number of the check, index, size
 
 @dataclass(slots=True, eq=False)
 class Reports:
-    """What the operators of one thread report.
+    """The reports of the operators of one thread.
 
     Attributes:
         buffer: what its kernels bind as `plan.model.STATUS`.
@@ -99,7 +99,7 @@ class Status:
             return number
 
     def pending(self) -> list[Reports]:
-        """What the calling thread may have reports of; the caller submits `copies` of them.
+        """Reports that the calling thread may have; the caller submits `copies` of them.
 
         Also those of threads that have ended. A thread that lives reads its own: another one that
         had taken them could be late with them.
@@ -136,7 +136,7 @@ class Status:
                 reports.error = self._checks[check].error(index, size)
 
     def take_error(self) -> IndexOutOfRangeError | None:
-        """What was found for the calling thread, once. Warns of threads that were never told."""
+        """The error found for the calling thread, once. Warns of threads that were never told."""
         if not self._all:
             return None
         own = self.own()

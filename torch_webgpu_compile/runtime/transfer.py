@@ -134,7 +134,7 @@ class Transfers:
         self._count_written(_CHUNK // MAX_BATCH)
 
     def _put(self, buffer: AnyBuffer, offset: int, address: int, nbytes: int) -> None:
-        """Uploads before what is pending."""
+        """Uploads before the pending commands."""
         end = offset + nbytes
         first, last = offset + 3 & ~3, end & ~3
         if offset % 4 or first > last:

@@ -155,5 +155,5 @@ class WgpuNative:
         return wgsl
 
     def tick_seconds(self) -> float:
-        """What the adapter says."""
+        """Seconds of a tick of the timestamps, by the adapter."""
         return float(self.lib.wgpuQueueGetTimestampPeriod(self.queue)) * 1e-9

@@ -1,4 +1,4 @@
-"""What pays on a GPU: the only module of the scheduler that makes decisions of a `Machine`.
+"""Costs on a GPU: the only module of the scheduler that decides by a `Machine`.
 
 Passes say what a rewrite moves, computes and leaves to run side by side; functions here say whether
 it is worth it. Costs are bytes of memory traffic that take as long. Numbers without a unit here are
@@ -24,12 +24,12 @@ _AGAINST_THE_GRAIN = 2
 
 
 def node_nbytes(moved: int, flops: int, target: Target) -> float:
-    """What a kernel of its own costs that moves so many bytes and computes so many operations."""
+    """The cost of a kernel that moves so many bytes and computes so many operations."""
     return target.machine.dispatch_nbytes + moved + _products_nbytes(flops, target)
 
 
 def scalar_operand_nbytes(flops: int, target: Target) -> float:
-    """What a convolution loses that loads an operand one element at a time, not four.
+    """The cost of a convolution's loads of one element at a time, instead of four.
 
     It takes twice as long: on an H200, ResNet-50's convolutions reach 15 TFLOP/s so and 30 with
     vectors.
@@ -38,7 +38,7 @@ def scalar_operand_nbytes(flops: int, target: Target) -> float:
 
 
 def against_the_grain_nbytes(nbytes: float) -> float:
-    """What accesses cost besides their bytes that do not follow the memory order."""
+    """The cost, beside their bytes, of accesses that do not follow the memory order."""
     return _AGAINST_THE_GRAIN * nbytes
 
 
@@ -305,7 +305,7 @@ def parts_nbytes(
     masked: bool,
     in_units: bool = False,
 ) -> float:
-    """What a product costs whose inner dimension is computed in so many parts, and their sum.
+    """The cost of a product whose inner dimension is computed in so many parts
 
     Workgroups take turns on multiprocessors: 144 on 132 take twice as long as 132. On an H100,
     768×768×1024 takes 57 µs as one product of 144 workgroups, which is 21 TFLOP/s; products of 400
@@ -333,12 +333,12 @@ def parts_nbytes(
 
 
 def _used_share(waves: float) -> float:
-    """The part of the rate of products that so many workgroups of each multiprocessor reach."""
+    """The share of the peak rate of products at so many workgroups per multiprocessor."""
     return _turns_share(waves) if waves >= 1 else _SMALL_TILES * _turns_share(4 * waves)
 
 
 def _used_share_of_units(waves: float) -> float:
-    """The same in matrix units, in large tiles or in small ones, whichever is faster."""
+    """`_used_share` in matrix units, in large tiles or in small ones, whichever is faster."""
     turns = waves / _UNITS_AT_ONCE
     return max(turns / math.ceil(turns), min(_SMALL_UNITS, _SMALL_UNITS_WAVES * waves))
 

@@ -7,7 +7,7 @@ is evaluated once per element, it does not.
 
 from __future__ import annotations
 
-from ..ir.scalar import Call, Op, Scalar, walk
+from ..ir.scalar import FunctionCall, Op, Scalar, walk
 from ..target import Target
 
 # With 60 iterations or more; the thousands of an incomplete gamma function are its most.
@@ -31,7 +31,7 @@ def is_looped(body: Scalar, target: Target) -> bool:
 
 
 def _loops(node: Scalar) -> bool:
-    if isinstance(node, Call):
+    if isinstance(node, FunctionCall):
         return node.function.has_loops
     return isinstance(node, Op) and (
         node.name in _LOOPED or (node.name == "pow" and node.dtype.is_integer)

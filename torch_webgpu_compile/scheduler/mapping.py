@@ -44,7 +44,7 @@ def point_of(symbols: Sequence[Symbol]) -> tuple[Expr, ...]:
 
 @dataclass
 class _Inverse:
-    """What an index determines of symbols.
+    """The values of symbols that an index determines.
 
     Attributes:
         values: the symbols, as functions of the targets.

@@ -1,4 +1,4 @@
-"""Objects of which equal ones are the same, while anybody has them."""
+"""Weak hash-consing: equal objects are one object, for as long as somebody refers to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Reference(weakref.ref[Any]):
 
 
 class InternTable:
-    """Objects by what they are made of.
+    """A table for weak hash-consing: weak references to objects, by their constructors' arguments.
 
     Look an object up with ``references.get(key)``, a weak reference; `add` it if it is not there.
     (`weakref.WeakValueDictionary` is half as fast, and two threads may both add.)

@@ -42,7 +42,7 @@ class HostView:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What tuples hold that is no tuple, depth first; the value itself if it is none.
+    """The leaves of nested tuples, depth first; the value itself if it is no tuple.
 
     Behind tensor arguments come the sizes that they have.
     """

@@ -145,7 +145,7 @@ _TYPICAL = 64  # of a size of which nothing is known
 
 
 def typical(size: Expr) -> int:
-    """A number for a size, to weigh what is worth while: itself, or one within its class.
+    """A typical value of a size, to weigh costs: itself, or one within its class.
 
     Sizes of a call are symbols in [lower, most] (`size_classes`): what is decided by this number
     is the same for all calls that a kernel may serve, and about right for each. Those of a graph

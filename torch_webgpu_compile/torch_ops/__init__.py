@@ -1,1 +1,1 @@
-"""What is between PyTorch and this package: dtypes, and the operators added to ``torch.ops``."""
+"""The interface to PyTorch: dtypes, and the operators added to ``torch.ops``."""

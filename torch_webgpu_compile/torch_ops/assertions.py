@@ -1,4 +1,4 @@
-"""Operators that give nothing: they raise where what they are given does not hold."""
+"""Assertions as operators without results: they raise where their argument does not hold."""
 
 from __future__ import annotations
 

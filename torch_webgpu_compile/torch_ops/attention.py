@@ -38,7 +38,7 @@ _Tensor = TypeVar("_Tensor")
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions(Generic[_Tensor]):
-    """What attention computes with beside query, key and value; tensors may be those of a stage.
+    """The arguments of attention beside query, key and value; tensors may be those of a stage.
 
     A bias cannot say what ``scores.masked_fill(mask, value)`` says: such scores do not depend on
     query and key, whose products may be NaN and get no gradient. This is a bias of the value, with
@@ -348,14 +348,14 @@ def _products(query: Tensor, key: Tensor, options: Options) -> Tensor:
 
 
 def _by_score(tensor: Tensor, scores: Tensor) -> Tensor:
-    """What is broadcastable to (batch, heads, queries, keys) in the shape of scores."""
+    """A tensor that broadcasts to (batch, heads, queries, keys), in the shape of scores."""
     batch, _, _, queries, keys = scores.shape
     full = tensor.expand(batch, scores.shape[1] * scores.shape[2], queries, keys)
     return full.reshape(scores.shape)
 
 
 def _kept(scores: Tensor, options: Options) -> Tensor | None:
-    """What dropout multiplies weights by: 0, or 1 / (1 - dropout); None without dropout."""
+    """The factor of dropout for weights: 0, or 1 / (1 - dropout); None without dropout."""
     if options.seed is None:
         return None
     if options.dropout >= 1.0:

@@ -1,4 +1,4 @@
-"""Functions of single numbers, as a list of ATen calls: what an operator takes for a function.
+"""Functions of single numbers as lists of ATen calls, in which operators take functions.
 
 Operators of PyTorch take no functions, so kernels that apply one of a user's to each element get it
 as text: `score_functions` for attention, `scans` for loops.
@@ -109,7 +109,7 @@ def written(step: Step) -> list[Any]:
 
 
 def read(entry: Sequence[Any]) -> Step:
-    """What `written` wrote."""
+    """Reads a step as `written` wrote it."""
     op, dtype, keywords, *arguments = entry
     return Step(op, tuple(map(read_argument, arguments)), dtype, tuple(keywords.items()))
 
@@ -122,13 +122,13 @@ def written_argument(argument: Argument) -> Any:
 
 
 def read_argument(argument: Any) -> Argument:
-    """What `written_argument` wrote."""
+    """Reads an argument as `written_argument` wrote it."""
     return Reference(*argument) if isinstance(argument, list) else argument
 
 
 @cache
 def core_decompositions() -> Mapping[OpOverload, Any]:
-    """Those after which nearly every operator has a lowering."""
+    """The decompositions after which nearly every operator has a lowering."""
     return dict(core_aten_decompositions())
 
 

@@ -124,7 +124,7 @@ def _save_rfft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _rfft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """What is not among the results has no gradient."""
+    """The gradient of the real transform: elements that are not among the results have none."""
     last = ctx.dims[-1] % (grad.dim() - 1)
     sizes = list(grad.shape)
     sizes[last] = ctx.n - sizes[last]

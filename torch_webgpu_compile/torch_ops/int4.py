@@ -43,7 +43,7 @@ def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -
 
 
 def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """The weight (…, N, K) in float32, of what the operator takes (and of batches of it)."""
+    """The weight (…, N, K) in float32, of the operator's arguments (and of batches of them)."""
     # The sign of four bits is shifted to that of an int32, and back.
     shifts = torch.arange(28, 20, -4, dtype=torch.int32, device=weight.device)
     levels = ((weight[..., None].to(torch.int32) << shifts) >> 28).flatten(-2)
@@ -53,7 +53,7 @@ def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 def of_parts(
     input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """What the operator computes: the product and the bias in float32, rounded once."""
+    """The operator in plain ATen: the product and the bias in float32, rounded once."""
     whole = multiplied(dequantized(weight, scale, zero_point), input.dtype)
     bias = None if bias is None else bias.to(whole.dtype)
     return torch.nn.functional.linear(input.to(whole.dtype), whole, bias).to(input.dtype)
@@ -91,7 +91,7 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Of the input and the bias; a quantized weight has none."""
+    """Gradients of the input and the bias; a quantized weight has none."""
     given = (grad.float() @ dequantized(*ctx.saved_tensors)).to(grad.dtype)
     bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
     return given, None, None, None, bias

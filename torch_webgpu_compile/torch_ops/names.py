@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher calls an operator."""
+"""Names of operators in PyTorch's dispatcher."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .elementwise import (
 
 @dataclass(frozen=True, slots=True)
 class ScanFunction:
-    """One step of a scan: what it carries on, and what it gives.
+    """One step of a scan: its carries and its results.
 
     Attributes:
         steps: of carries, of operands (the elements of ``xs`` at this step, then the constants) and

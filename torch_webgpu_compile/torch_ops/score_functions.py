@@ -1,4 +1,4 @@
-"""`ScoreFunction`: what attention makes of each score, as an argument of an operator.
+"""`ScoreFunction`: a function of attention's scores, as an argument of an operator.
 
 Operators take no functions, so it is a list of ATen calls on single numbers, written as JSON.
 """

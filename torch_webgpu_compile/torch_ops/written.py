@@ -1,4 +1,4 @@
-"""Operators that users have written in WGSL: what is to be known of them beside their lowering."""
+"""Operators that users have written in WGSL: their description, beside their lowering."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tilings by measurement, and what was measured of adapters."""
+"""Measurements: tilings by autotuning, and the rates of adapters."""

@@ -1,4 +1,4 @@
-"""Tilings by measurement: what ``mode="max-autotune"`` does, and the tables of what it found.
+"""Autotuning of tilings, for ``mode="max-autotune"``, and tables of its results.
 
 A table maps a `MatmulProblem` of one adapter to its fastest tiling. Tables come with this package
 for adapters that somebody measured (``tables``), are kept for the process, and on disk where a
@@ -219,7 +219,7 @@ def _tables_in(folder: str) -> CacheFolder:
 
 
 def _stored(target: Target, folder: str) -> dict[str, Tiling]:
-    """The table in a cache folder, without what this version would not measure on this adapter."""
+    """The table in a cache folder, without tilings that this version would not measure here."""
     content = _tables_in(folder).read(target.file_name, target.identity)
     if content is None:
         return {}
@@ -260,7 +260,7 @@ def _text(table: Tilings) -> str:
 
 
 def _parse(content: bytes) -> dict[str, Tiling]:
-    """Raises ValueError for what is no table."""
+    """A table from JSON. Raises ValueError for other content."""
     try:
         table = json.loads(content)
     except RecursionError as error:

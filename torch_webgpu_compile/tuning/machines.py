@@ -1,4 +1,4 @@
-"""What was measured of adapters: kept in the cache folder, and used where that is on.
+"""Measured rates of adapters: kept in the cache folder, and used where that is on.
 
 ``doctor --measure`` fills it. Adapters that nobody measured keep the numbers that `Machine` has.
 """
@@ -35,7 +35,7 @@ def measured_target(target: Target, options: CompileOptions) -> Target:
 
 
 def measured(target: Target, folder: str) -> Machine | None:
-    """What was measured on an adapter and stored in a cache folder; None if nothing was.
+    """The measured rates of an adapter in a cache folder; None without any.
 
     A process reads it once, so that its plans agree.
     """
@@ -48,7 +48,7 @@ def measured(target: Target, folder: str) -> Machine | None:
 
 
 def store(target: Target, machine: Machine, folder: str) -> None:
-    """Keeps what was measured. Warns, once, about a folder that cannot be used."""
+    """Keeps measured rates. Warns, once, about a folder that cannot be used."""
     content = json.dumps(codec_of(Machine).encode(machine)).encode()
     with _lock:
         _machines_in(folder).write(target.file_name, target.identity, content)
@@ -60,7 +60,7 @@ def _machines_in(folder: str) -> CacheFolder:
 
 
 def _parse(content: bytes) -> Machine | None:
-    """None for what is no machine, or that of another version."""
+    """A machine from JSON; None for other content, or that of another version."""
     try:
         machine: Machine = read_json(Machine, content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What users' WGSL declares: functions of scalars, and kernels; both as data of the IR.
+"""Users' WGSL as data of the IR: functions of scalars, and kernels.
 
 `WgslFunction` and `WgslKernel` hold the text itself: it is a part of a graph's text, and so of the
 key of its plan. Where the text is written is not, see `source`.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .source import Source, marked, unique_names
+from .source import Source, marked, name_suffix
 from .tokens import (
     DIRECTIVES,
     Declaration,
@@ -52,7 +52,7 @@ class WgslFunction:
     @property
     def unique(self) -> str:
         """The name that the entry has in kernels."""
-        return self.entry + unique_names(self.text)
+        return self.entry + name_suffix(self.text)
 
     @property
     def definition(self) -> str:
@@ -83,7 +83,7 @@ def needs_float16(text: str) -> bool:
 def _own_names(text: str) -> str:
     """A module with its names made unique, without directives; lines stay lines."""
     found = declarations_of(text)
-    names = {d.name: d.name + unique_names(text) for d in found if d.name}
+    names = {d.name: d.name + name_suffix(text) for d in found if d.name}
     directives = [(d.start, d.end, "") for d in found if not d.name and d.kind != "const_assert"]
     return renamed(replaced(text, directives), names)
 
@@ -129,7 +129,7 @@ def _declarations(source: Source) -> list[Declaration]:
 
 
 def _check_pure(source: Source, found: Declaration) -> None:
-    """Raises WgslError for what a function of its arguments alone does not need."""
+    """Raises WgslError for anything that a function of its arguments alone does not need."""
     step = "make it a function of its arguments alone"
     if found.kind in ("var", "override"):
         cause = f"the variable {found.name} is none of its arguments"

@@ -1,4 +1,4 @@
-"""Where users' WGSL is: positions in it as lines and columns of their own files.
+"""Positions in users' WGSL as lines and columns of their own files.
 
 Kernels have the text of a user's module between marks, line by line, with other names. So a
 position that a compiler of WGSL reports is one in the user's file again, in every process that has
@@ -55,11 +55,11 @@ class Source:
         return self.place(before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1)
 
     def error(self, cause: str, position: int, next_step: str = "") -> WgslError:
-        """The error for what is wrong at an offset in the text."""
+        """The error at an offset in the text."""
         return WgslError(self.title, cause, self.place_of(position), next_step)
 
     def syntax_error(self, error: WgslSyntaxError) -> WgslError:
-        """The error for what could not be parsed."""
+        """The error for text that could not be parsed."""
         return self.error(error.cause, error.position)
 
 
@@ -84,7 +84,7 @@ def find_source(title: str, given: str | os.PathLike[str], depth: int = 1) -> So
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Literal:
-    """Where a text starts in a file, and what all lines but its first have before them there."""
+    """The place of a text in a file, and the indentation there of all lines but its first."""
 
     distance: int
     line: int
@@ -152,8 +152,8 @@ def marked(title: str, text: str) -> str:
     return f"{_BEGIN}{title}\n{text}\n{_END}{title}"
 
 
-def unique_names(text: str) -> str:
-    """What the names of a module have behind them in kernels."""
+def name_suffix(text: str) -> str:
+    """The suffix of a module's names in kernels: 8 hex digits of the SHA-256 of its text."""
     return f"_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -163,7 +163,7 @@ def original_names(text: str) -> str:
 
 
 def located(module: str, line: int, column: int) -> tuple[str, str] | None:
-    """Whose WGSL is at a position of a kernel, and where that is in the user's file.
+    """The operator whose WGSL is at a position of a kernel, and its place in the user's file.
 
     None of what this package has written. The second is "" where the file was not run by this
     process, as with a plan from a cache.

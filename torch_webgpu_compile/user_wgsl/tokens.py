@@ -15,7 +15,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SourceToken:
     """A word, number or sign; ``start`` and ``end`` are positions in the text."""
 
     kind: str
@@ -29,7 +29,7 @@ class Token:
 
 
 class WgslSyntaxError(Exception):
-    """The text is not what was looked for at a position of it."""
+    """The text at a position is not of the expected syntax."""
 
     def __init__(self, cause: str, position: int) -> None:
         super().__init__(cause)
@@ -37,7 +37,7 @@ class WgslSyntaxError(Exception):
         self.position = position
 
 
-def tokens_of(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[SourceToken]:
     """Every token but comments.
 
     Raises:
@@ -46,13 +46,13 @@ def tokens_of(text: str) -> list[Token]:
     return list(_tokens(text))
 
 
-def _tokens(text: str) -> Iterator[Token]:
+def _tokens(text: str) -> Iterator[SourceToken]:
     place = 0
     while (match := _TOKEN.search(text, place)) is not None:
         place = match.end()
         kind = match.lastgroup or "sign"
         if kind != "comment":
-            yield Token(kind, match.group(), match.start())
+            yield SourceToken(kind, match.group(), match.start())
         elif match.group() == "/*":
             place = _comment_end(text, match.start())
 
@@ -73,7 +73,7 @@ class Attribute:
 
     name: str
     arguments: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[SourceToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Variable:
 
     name: str
     type: str
-    token: Token
+    token: SourceToken
     attributes: tuple[Attribute, ...] = ()
 
 
@@ -103,7 +103,7 @@ class Declaration:
 
     kind: str
     name: str
-    token: Token
+    token: SourceToken
     attributes: tuple[Attribute, ...] = ()
     variables: tuple[Variable, ...] = ()
     type: str = ""
@@ -133,14 +133,14 @@ def declarations_of(text: str) -> list[Declaration]:
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = [*tokens_of(text), Token("end", "", len(text.rstrip()))]
+        self._tokens = [*tokens_of(text), SourceToken("end", "", len(text.rstrip()))]
         self._place = 0
 
     @property
-    def _token(self) -> Token:
+    def _token(self) -> SourceToken:
         return self._tokens[self._place]
 
-    def _next(self) -> Token:
+    def _next(self) -> SourceToken:
         token = self._token
         if token.kind == "end":
             raise WgslSyntaxError("the text ends within a declaration", token.start)
@@ -158,7 +158,7 @@ class _Parser:
             found = repr(self._token.text) if self._token.text else "the end of the text"
             raise WgslSyntaxError(f"expected {text!r}, found {found}", self._token.start)
 
-    def _name(self) -> Token:
+    def _name(self) -> SourceToken:
         if self._token.kind != "name":
             found = repr(self._token.text) if self._token.text else "the end of the text"
             raise WgslSyntaxError(f"expected a name, found {found}", self._token.start)

@@ -74,7 +74,7 @@ def array_of(
 
 
 def _bits_dtype(dtype: DType) -> np.dtype[Any]:
-    """Of the bits of an element that NumPy does not have; else of the element."""
+    """The dtype of an element's bits where NumPy does not have its dtype; else the dtype."""
     if dtype is dtypes.bfloat16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint8) if dtype.is_float8 else numpy_dtype(dtype)

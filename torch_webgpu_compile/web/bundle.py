@@ -20,8 +20,8 @@ import numpy as np
 from ..counters import counters
 from ..errors import AdapterError, BundleError, InputError
 from ..options import from_environment
+from ..plan.lru_cache import LruCache, max_resolved_sizes
 from ..plan.model import Plan, view_at
-from ..plan.recent import Recent, most_sizes
 from ..plan.seeds import WORD, seed_bytes
 from ..runtime.buffers import GpuBuffer, round_up
 from ..runtime.device import Device, device_for
@@ -326,7 +326,9 @@ class _Program:
         self._file = file
         self.entry = entry
         self.executor = Executor(plan, device)
-        self._launchers = Recent[tuple[int, ...], Launcher](most_sizes(plan.dispatch_count))
+        self._launchers = LruCache[tuple[int, ...], Launcher](
+            max_resolved_sizes(plan.dispatch_count)
+        )
         self.arguments = tuple(given.buffer or "" for given in plan.inputs)
         self.returned = tuple(output for output in plan.outputs if output.mutates is None)
         takers = Counter(output.buffer for output in plan.outputs if output.mutates is not None)

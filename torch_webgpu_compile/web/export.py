@@ -334,7 +334,7 @@ def _dtype(value: Tensor) -> DType:
 
 
 def _published(plan: Plan) -> Plan:
-    """A plan without what says where it was made, and what only reports need."""
+    """A plan without the names of where it was made, and without data for reports only."""
 
     def step(step: Any) -> Any:
         if not isinstance(step, Dispatch):

@@ -236,7 +236,7 @@ def _is_bundle(path: Path) -> bool:
 
 
 def _files_in(path: Path) -> list[str]:
-    """What the manifest of a bundle of any version lists; nothing where there is no bundle."""
+    """The files that a bundle's manifest, of any version, lists; none where there is no bundle."""
     if not _is_bundle(path):
         return []
     files = _manifest_in(path).get("files")

@@ -1,4 +1,4 @@
-"""Files of a bundle: what they may be named, and their hashes, made or checked piece by piece."""
+"""Files of a bundle: allowed names, and hashes, made or checked piece by piece."""
 
 from __future__ import annotations
 

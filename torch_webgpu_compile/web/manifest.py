@@ -1,4 +1,4 @@
-"""`Manifest`: what a bundle holds, as data. ``docs/bundle.md`` describes the files for others.
+"""`Manifest`: the contents of a bundle, as data. ``docs/bundle.md`` describes the files.
 
 A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are JSON as
 `plan.serialize` writes it, except that a kernel's ``wgsl`` is a number: its module is in

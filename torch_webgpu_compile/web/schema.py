@@ -68,7 +68,7 @@ def schema() -> Schema:
 
 
 def _schema_of(hint: Any, definitions: dict[str, Schema]) -> Schema:
-    """Of an annotation; dataclasses are defined once.
+    """The schema of an annotation; dataclasses are defined once.
 
     Raises NotImplementedError for an annotation that no manifest has.
     """
@@ -113,7 +113,7 @@ def _record(kind: Any, definitions: dict[str, Schema]) -> Schema:
 
 @cache
 def _descriptions(kind: Any) -> dict[str, str]:
-    """What a class's docstring says of it, under "", and of its attributes."""
+    """Descriptions from a class's docstring: its own, under "", and those of its attributes."""
     summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
     found = {"": " ".join(summary.split())}
     for names, text in re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", attributes, re.M):

@@ -1,4 +1,4 @@
-"""What a call of an entry is given: arrays that fit its inputs, and the sizes that they have."""
+"""Arguments of an entry's call: arrays that fit its inputs, and the sizes that they have."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ _FIELDS = {
 
 
 def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) -> list[str]:
-    """What of this an adapter has not, for a person."""
+    """The features and limits that an adapter lacks, for a person."""
     found = [name for name in features if name not in target.features]
     for name, needed in limits.items():
         has = getattr(target, _FIELDS[name])

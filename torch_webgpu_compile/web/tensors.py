@@ -1,4 +1,4 @@
-"""What a safetensors file holds, by its header: names, dtypes, sizes and places of tensors.
+"""Headers of safetensors files: names, dtypes, sizes and places of tensors.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the length n of the header,
 little-endian; n bytes of JSON; the tensors' bytes. The header has, by name, ``dtype``, ``shape``

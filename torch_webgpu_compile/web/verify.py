@@ -248,7 +248,7 @@ class _ManifestChecks(_Checks):
 
 
 class _EntryChecks(_Checks):
-    """What an entry says, without its plan."""
+    """Checks of an entry, without its plan."""
 
     def __init__(self, file: Path, name: str, entry: Entry, states: Mapping[str, State]) -> None:
         super().__init__(file)
@@ -399,7 +399,7 @@ class _PlanChecks(_Checks):
     def _same(
         self, layout: PlanBuffer | PlanOutput, dtype: DType, wanted: Tensor, what: str
     ) -> None:
-        """That a layout is that of a tensor in rows without gaps."""
+        """Checks that a layout is that of a tensor in rows without gaps."""
         self._require(
             dtype is wanted.dtype and layout.sizes == wanted.sizes,
             f"{what} is {dtype.name} {layout.sizes!r:.100}, "

@@ -1,4 +1,4 @@
-"""What all operators in WGSL have: their definition in PyTorch, and what runs on the CPU."""
+"""The common part of operators in WGSL: their definition in PyTorch, and their CPU fallback."""
 
 from __future__ import annotations
 

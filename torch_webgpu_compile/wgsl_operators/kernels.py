@@ -27,7 +27,7 @@ numbers; sizes and integers may be symbolic."""
 
 
 class KernelOperator(Operator):
-    """An operator that runs a kernel; see `wgsl_op` for what its functions are.
+    """An operator that runs a kernel; `wgsl_op` explains its functions.
 
     Its tensors have the dtypes that the kernel declares, and any strides and offset: what is not
     contiguous is copied. `register_autograd` and `register_vmap` are those of ``torch.library``.

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...torch_private import convert_element_type
 from .pair import COMPONENTS, Pair, as_pair, constant, join, separate
-from .registry import Call, overloads, rule
+from .registry import ComplexCall, overloads, rule
 
 aten = torch.ops.aten
 
 
-def _filled(call: Call, value: Any) -> Pair:
+def _filled(call: ComplexCall, value: Any) -> Pair:
     """A number in every element of the result."""
     sizes, dtype = call.result.shape, COMPONENTS[call.result.dtype]
     if isinstance(value, (Pair, Tensor, complex)):
@@ -24,13 +24,13 @@ def _filled(call: Call, value: Any) -> Pair:
 
 
 def _of_number(value: Any) -> Any:
-    def fill(call: Call, *_: Any, **__: Any) -> Any:
+    def fill(call: ComplexCall, *_: Any, **__: Any) -> Any:
         return _filled(call, value) if call.result.is_complex() else _real_filled(call, value)
 
     return fill
 
 
-def _real_filled(call: Call, value: Any) -> Tensor:
+def _real_filled(call: ComplexCall, value: Any) -> Tensor:
     """As ``_filled``, for a real tensor made like a complex one."""
     number = value.re if isinstance(value, Pair) else value
     if isinstance(number, Tensor):
@@ -49,12 +49,12 @@ rule(*_ONES)(_of_number(1))
 
 
 @rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default)
-def _full(call: Call, *arguments: Any, **_: Any) -> Any:
+def _full(call: ComplexCall, *arguments: Any, **_: Any) -> Any:
     return _of_number(arguments[-1])(call)
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
-def _fill(call: Call, self: Any, value: Any) -> Pair:
+def _fill(call: ComplexCall, self: Any, value: Any) -> Pair:
     return _filled(call, value)
 
 
@@ -62,13 +62,13 @@ rule(aten.zero.default)(lambda call, self: _filled(call, 0))
 
 
 @rule(aten.eye.default, aten.eye.m)
-def _eye(call: Call, *sizes: Any, **_: Any) -> Pair:
+def _eye(call: ComplexCall, *sizes: Any, **_: Any) -> Pair:
     re = torch.eye(*sizes, dtype=COMPONENTS[call.result.dtype])
     return Pair(re, torch.zeros_like(re))
 
 
 @rule(aten.complex.default)
-def _complex(call: Call, real: Tensor, imag: Tensor) -> Pair:
+def _complex(call: ComplexCall, real: Tensor, imag: Tensor) -> Pair:
     if real.dtype != imag.dtype:  # PyTorch's meta function promotes, its kernels refuse
         raise RuntimeError(
             f"complex: real is {real.dtype} and imag is {imag.dtype}; convert one to the other's "
@@ -79,7 +79,7 @@ def _complex(call: Call, real: Tensor, imag: Tensor) -> Pair:
 
 
 @rule(aten.polar.default)
-def _polar(call: Call, abs: Tensor, angle: Tensor) -> Pair:
+def _polar(call: ComplexCall, abs: Tensor, angle: Tensor) -> Pair:
     return Pair(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
@@ -92,7 +92,7 @@ rule(aten.imag.default)(lambda call, self: self.im)
 
 
 @rule(aten._to_copy.default)
-def _to_copy(call: Call, self: Any, **_: Any) -> Any:
+def _to_copy(call: ComplexCall, self: Any, **_: Any) -> Any:
     device = call.result.device
     if isinstance(self, Pair):
         return _converted(call, self.map(lambda part: part.to(device)))
@@ -100,11 +100,11 @@ def _to_copy(call: Call, self: Any, **_: Any) -> Any:
 
 
 @rule(convert_element_type)
-def _convert_element_type(call: Call, a: Any, dtype: torch.dtype) -> Any:
+def _convert_element_type(call: ComplexCall, a: Any, dtype: torch.dtype) -> Any:
     return _converted(call, a)
 
 
-def _converted(call: Call, value: Any) -> Any:
+def _converted(call: ComplexCall, value: Any) -> Any:
     wanted = call.result.dtype
     if wanted in COMPONENTS:
         return as_pair(value, COMPONENTS[wanted])
@@ -114,7 +114,7 @@ def _converted(call: Call, value: Any) -> Any:
 
 
 @rule(aten.copy.default)
-def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
+def _copy(call: ComplexCall, self: Any, src: Any, non_blocking: bool = False) -> Any:
     sizes, device = call.result.shape, call.result.device
     if not call.result.is_complex():
         found: Tensor = _converted(call, src)
@@ -124,7 +124,7 @@ def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
 
 
 @rule(aten.view.dtype)
-def _view_dtype(call: Call, self: Any, dtype: torch.dtype) -> Any:
+def _view_dtype(call: ComplexCall, self: Any, dtype: torch.dtype) -> Any:
     wanted = call.result.dtype
     if isinstance(self, Pair):
         if wanted in COMPONENTS:
@@ -141,7 +141,9 @@ def _view_dtype(call: Call, self: Any, dtype: torch.dtype) -> Any:
 
 
 @rule(aten.linspace.default, aten.logspace.default)
-def _space(call: Call, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> Pair:
+def _space(
+    call: ComplexCall, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any
+) -> Pair:
     """Both halves are counted from their own end, as ATen does."""
     dtype = call.dtype
     first, last = constant(start, dtype), constant(end, dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...torch_private import OpOverload
 from .pair import Pair, as_pair, choose, constant
-from .registry import Call, register, rule
+from .registry import ComplexCall, register, rule
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def elementwise(*ops: OpOverload) -> Callable[[_Function], _Function]:
     """Registers a function of pairs: every positional argument is made one."""
 
     def add(function: _Function) -> _Function:
-        def apply(call: Call, *args: Any, **_: Any) -> Any:
+        def apply(call: ComplexCall, *args: Any, **_: Any) -> Any:
             return function(*(as_pair(value, call.dtype) for value in args))
 
         for op in ops:
@@ -49,17 +49,17 @@ def _scaled(value: Any, factor: Any, dtype: torch.dtype) -> Pair:
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def _add(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+def _add(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
     return as_pair(self, call.dtype) + _scaled(other, alpha, call.dtype)
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def _sub(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+def _sub(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
     return as_pair(self, call.dtype) - _scaled(other, alpha, call.dtype)
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def _rsub(call: Call, self: Any, other: Any, alpha: Any = 1) -> Pair:
+def _rsub(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
     return as_pair(other, call.dtype) - _scaled(self, alpha, call.dtype)
 
 
@@ -70,29 +70,29 @@ def reciprocal(z: Pair) -> Pair:
 
 
 @rule(aten._conj_copy.default)
-def _conj_copy(call: Call, self: Pair) -> Pair:
+def _conj_copy(call: ComplexCall, self: Pair) -> Pair:
     return self.conj()
 
 
 @rule(aten._neg_view.default, aten._neg_view_copy.default)
-def _neg_view(call: Call, self: Pair) -> Pair:
+def _neg_view(call: ComplexCall, self: Pair) -> Pair:
     return -self
 
 
 @rule(aten.addcmul.default)
-def _addcmul(call: Call, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
+def _addcmul(call: ComplexCall, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
     a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
     return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) * b
 
 
 @rule(aten.addcdiv.default)
-def _addcdiv(call: Call, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
+def _addcdiv(call: ComplexCall, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
     a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
     return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) / b
 
 
 @rule(aten.lerp.Tensor, aten.lerp.Scalar)
-def _lerp(call: Call, self: Any, end: Any, weight: Any) -> Pair:
+def _lerp(call: ComplexCall, self: Any, end: Any, weight: Any) -> Pair:
     """From the nearer end, as ATen: by the absolute value of the weight."""
     start, stop, w = (as_pair(value, call.dtype) for value in (self, end, weight))
     step = stop - start
@@ -102,7 +102,7 @@ def _lerp(call: Call, self: Any, end: Any, weight: Any) -> Pair:
 
 
 @rule(aten.nan_to_num.default)
-def _nan_to_num(call: Call, self: Pair, *limits: Any, **named: Any) -> Pair:
+def _nan_to_num(call: ComplexCall, self: Pair, *limits: Any, **named: Any) -> Pair:
     return Pair(
         torch.nan_to_num(self.re, *limits, **named), torch.nan_to_num(self.im, *limits, **named)
     )
@@ -309,13 +309,13 @@ def sigmoid(z: Pair) -> Pair:
 
 
 @rule(aten.sigmoid_backward.default)
-def _sigmoid_backward(call: Call, grad_output: Any, output: Any) -> Pair:
+def _sigmoid_backward(call: ComplexCall, grad_output: Any, output: Any) -> Pair:
     g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
     return g * ((constant(1, call.dtype) - y) * y).conj()
 
 
 @rule(aten.tanh_backward.default)
-def _tanh_backward(call: Call, grad_output: Any, output: Any) -> Pair:
+def _tanh_backward(call: ComplexCall, grad_output: Any, output: Any) -> Pair:
     g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
     return g * (constant(1, call.dtype) - y * y).conj()
 
@@ -346,7 +346,7 @@ _POWERS: dict[float, Callable[[Pair], Pair]] = {
 
 
 @rule(aten.pow.Tensor_Scalar)
-def _pow_scalar(call: Call, self: Any, exponent: Any) -> Pair:
+def _pow_scalar(call: ComplexCall, self: Any, exponent: Any) -> Pair:
     z = as_pair(self, call.dtype)
     if isinstance(exponent, (bool, int, float, complex)):
         number = complex(exponent)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import UnsupportedOp
 from ...torch_private import tree_map
 from .pair import COMPONENTS, Pair, as_pair, join, separate
-from .registry import Call, overloads, register, rule
+from .registry import ComplexCall, overloads, register, rule
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ _SAME = (
 )
 
 
-def by_parts(call: Call, *args: Any, **kwargs: Any) -> Any:
+def by_parts(call: ComplexCall, *args: Any, **kwargs: Any) -> Any:
     """Calls the operator on each part."""
     pairs = [call.op(*p, **k) for p, k in _parts(call, args, kwargs)]
     if isinstance(pairs[0], Tensor):
@@ -69,7 +69,7 @@ def by_parts(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _parts(
-    call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    call: ComplexCall, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """The arguments of the call on the real parts, and on the imaginary ones."""
     schema = call.op._schema.arguments
@@ -84,7 +84,7 @@ def _parts(
     return found
 
 
-def _part(value: Any, name: str, part: Any, call: Call) -> Any:
+def _part(value: Any, name: str, part: Any, call: ComplexCall) -> Any:
     if name == "dtype" and value is not None:
         return COMPONENTS[value]
     if name not in _ELEMENTS:
@@ -115,34 +115,36 @@ for _op in (*overloads(*_PACKETS), *_MORE):
 
 
 @rule(*_SAME)
-def _same(call: Call, self: Pair, **_: Any) -> Pair:
+def _same(call: ComplexCall, self: Pair, **_: Any) -> Pair:
     return self
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
-def _reshape(call: Call, self: Pair, size: Any) -> Pair:
+def _reshape(call: ComplexCall, self: Pair, size: Any) -> Pair:
     # The parts may have other strides than the complex tensor, which allow no view.
     return self.map(lambda part: part.reshape(size))
 
 
 @rule(aten._reshape_alias.default)
-def _reshape_alias(call: Call, self: Pair, size: Any, stride: Any) -> Pair:
+def _reshape_alias(call: ComplexCall, self: Pair, size: Any, stride: Any) -> Pair:
     return _reshape(call, self, size)
 
 
 @rule(aten.flatten.using_ints)
-def _flatten(call: Call, self: Pair, *_: Any, **__: Any) -> Pair:
+def _flatten(call: ComplexCall, self: Pair, *_: Any, **__: Any) -> Pair:
     return _reshape(call, self, call.result.shape)
 
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)
-def _as_strided(call: Call, self: Pair, size: Any, stride: Any, storage_offset: Any = None) -> Pair:
+def _as_strided(
+    call: ComplexCall, self: Pair, size: Any, stride: Any, storage_offset: Any = None
+) -> Pair:
     return separate(_memory(call, self).as_strided(*_joined(size, stride, storage_offset)))
 
 
 @rule(aten.as_strided_scatter.default)
 def _as_strided_scatter(
-    call: Call, self: Pair, src: Any, size: Any, stride: Any, storage_offset: Any = None
+    call: ComplexCall, self: Pair, src: Any, size: Any, stride: Any, storage_offset: Any = None
 ) -> Pair:
     memory = _memory(call, self)
     value = join(as_pair(src, memory.dtype))
@@ -155,7 +157,7 @@ def _joined(size: Any, stride: Any, offset: Any) -> tuple[Any, Any, Any]:
     return (*size, 2), (*(2 * s for s in stride), 1), None if offset is None else 2 * offset
 
 
-def _memory(call: Call, value: Pair) -> Tensor:
+def _memory(call: ComplexCall, value: Pair) -> Tensor:
     """The real view of a tensor in the layout that PyTorch gives it."""
     wanted = tuple(2 * s for s in call.arguments[0].stride())
     joined = join(value)
@@ -165,7 +167,9 @@ def _memory(call: Call, value: Pair) -> Tensor:
 
 
 @rule(aten.index_add.default)
-def _index_add(call: Call, self: Any, dim: int, index: Tensor, source: Any, alpha: Any = 1) -> Pair:
+def _index_add(
+    call: ComplexCall, self: Any, dim: int, index: Tensor, source: Any, alpha: Any = 1
+) -> Pair:
     a, b = as_pair(self, call.dtype), as_pair(source, call.dtype)
     if alpha != 1:
         b = b * as_pair(alpha, call.dtype)

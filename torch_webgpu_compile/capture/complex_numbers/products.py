@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...torch_ops import fft as _fft  # noqa: F401  defines the operators
 from .pair import Pair, as_pair, join, separate
-from .registry import Call, rule
+from .registry import ComplexCall, rule
 
 aten = torch.ops.aten
 
@@ -48,27 +48,27 @@ def _unsqueezed(z: Pair, dim: int) -> Pair:
 
 
 @rule(aten.mm.default, aten.bmm.default)
-def _mm(call: Call, self: Any, mat2: Any) -> Pair:
+def _mm(call: ComplexCall, self: Any, mat2: Any) -> Pair:
     return _product(as_pair(self, call.dtype), as_pair(mat2, call.dtype))
 
 
 @rule(aten.mv.default)
-def _mv(call: Call, self: Any, vec: Any) -> Pair:
+def _mv(call: ComplexCall, self: Any, vec: Any) -> Pair:
     vector = _unsqueezed(as_pair(vec, call.dtype), 1)
     return _product(as_pair(self, call.dtype), vector).map(lambda part: part.squeeze(1))
 
 
 @rule(aten.dot.default)
-def _dot(call: Call, self: Any, tensor: Any) -> Pair:
+def _dot(call: ComplexCall, self: Any, tensor: Any) -> Pair:
     return (as_pair(self, call.dtype) * as_pair(tensor, call.dtype)).map(torch.sum)
 
 
 @rule(aten.vdot.default)
-def _vdot(call: Call, self: Any, other: Any) -> Pair:
+def _vdot(call: ComplexCall, self: Any, other: Any) -> Pair:
     return (as_pair(self, call.dtype).conj() * as_pair(other, call.dtype)).map(torch.sum)
 
 
-def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
+def _added(call: ComplexCall, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
     """beta · self + alpha · product; self is not read where beta is 0."""
     dtype = call.dtype
     found = product if alpha == 1 else product * as_pair(alpha, dtype)
@@ -79,32 +79,38 @@ def _added(call: Call, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
-def _addmm(call: Call, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+def _addmm(
+    call: ComplexCall, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
     return _added(call, self, _mm(call, mat1, mat2), beta, alpha)
 
 
 @rule(aten.addbmm.default)
 def _addbmm(
-    call: Call, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
+    call: ComplexCall, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
 ) -> Pair:
     product = _mm(call, batch1, batch2)
     return _added(call, self, product.map(lambda part: part.sum(0)), beta, alpha)
 
 
 @rule(aten.addmv.default)
-def _addmv(call: Call, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+def _addmv(
+    call: ComplexCall, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
     return _added(call, self, _mv(call, mat, vec), beta, alpha)
 
 
 @rule(aten.addr.default)
-def _addr(call: Call, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+def _addr(
+    call: ComplexCall, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
     a, b = as_pair(vec1, call.dtype), as_pair(vec2, call.dtype)
     return _added(call, self, _unsqueezed(a, 1) * _unsqueezed(b, 0), beta, alpha)
 
 
 @rule(aten._trilinear.default)
 def _trilinear(
-    call: Call,
+    call: ComplexCall,
     i1: Any,
     i2: Any,
     i3: Any,
@@ -132,7 +138,7 @@ def _channels(z: Pair) -> Tensor:
 
 @rule(aten.convolution.default)
 def _convolution(
-    call: Call,
+    call: ComplexCall,
     input: Any,
     weight: Any,
     bias: Any,
@@ -174,13 +180,17 @@ def _scale(normalization: int, lengths: Sequence[Any]) -> float:
 
 
 @rule(aten._fft_c2c.default)
-def _c2c(call: Call, self: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
+def _c2c(
+    call: ComplexCall, self: Pair, dim: Sequence[int], normalization: int, forward: bool
+) -> Pair:
     scale = _scale(normalization, [self.shape[d] for d in dim])
     return separate(webgpu.fft(join(self), dim, forward, scale))
 
 
 @rule(aten._fft_r2c.default)
-def _r2c(call: Call, self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
+def _r2c(
+    call: ComplexCall, self: Tensor, dim: Sequence[int], normalization: int, onesided: bool
+) -> Pair:
     scale = _scale(normalization, [self.shape[d] for d in dim])
     if onesided:
         return separate(webgpu.rfft(self, dim, scale))
@@ -189,7 +199,7 @@ def _r2c(call: Call, self: Tensor, dim: Sequence[int], normalization: int, onesi
 
 @rule(aten._fft_c2r.default)
 def _c2r(
-    call: Call, self: Pair, dim: Sequence[int], normalization: int, last_dim_size: Any
+    call: ComplexCall, self: Pair, dim: Sequence[int], normalization: int, last_dim_size: Any
 ) -> Tensor:
     lengths = [*(self.shape[d] for d in dim[:-1]), last_dim_size]
     made: Tensor = webgpu.irfft(join(self), dim, last_dim_size, _scale(normalization, lengths))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import UnsupportedOp
 from .functions import absolute, exp, log
 from .pair import Pair, as_pair
-from .registry import Call, rule
+from .registry import ComplexCall, rule
 
 aten = torch.ops.aten
 
@@ -22,12 +22,12 @@ aten = torch.ops.aten
     *(aten.all.default, aten.all.dim, aten.all.dims),
     *(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default),
 )
-def _of_nonzero(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _of_nonzero(call: ComplexCall, self: Any, *args: Any, **kwargs: Any) -> Any:
     return call.op(~self.is_zero() if isinstance(self, Pair) else self, *args, **kwargs)
 
 
 @rule(aten.linalg_vector_norm.default)
-def _vector_norm(call: Call, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any) -> Tensor:
+def _vector_norm(call: ComplexCall, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any) -> Tensor:
     # The dtype asked for may be complex: that of the elements whose norm is taken.
     named = {name: value for name, value in kwargs.items() if name != "dtype"}
     size = absolute(self.to(call.dtype))
@@ -36,14 +36,14 @@ def _vector_norm(call: Call, self: Pair, ord: Any = 2, *args: Any, **kwargs: Any
 
 
 @rule(aten.dist.default)
-def _dist(call: Call, self: Any, other: Any, p: Any = 2) -> Tensor:
+def _dist(call: ComplexCall, self: Any, other: Any, p: Any = 2) -> Tensor:
     difference = as_pair(self, call.dtype) - as_pair(other, call.dtype)
     found: Tensor = aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
     return found
 
 
 @rule(aten.var.correction)
-def _var(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+def _var(call: ComplexCall, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
     z = self.to(call.dtype)
     re: Tensor = aten.var.correction(z.re, *args, **kwargs)
     im: Tensor = aten.var.correction(z.im, *args, **kwargs)
@@ -51,12 +51,12 @@ def _var(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @rule(aten.std.correction)
-def _std(call: Call, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
+def _std(call: ComplexCall, self: Pair, *args: Any, **kwargs: Any) -> Tensor:
     return torch.sqrt(_var(call, self, *args, **kwargs))
 
 
 @rule(aten.var_mean.correction)
-def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[Tensor, Pair]:
+def _var_mean(call: ComplexCall, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[Tensor, Pair]:
     z = self.to(call.dtype)
     keep = kwargs.get("keepdim", False)
     dims = list(range(z.re.dim())) if dim is None else dim
@@ -65,7 +65,7 @@ def _var_mean(call: Call, self: Pair, dim: Any = None, **kwargs: Any) -> tuple[T
 
 
 @rule(aten.mean.default, aten.mean.dim)
-def _mean(call: Call, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Pair:
+def _mean(call: ComplexCall, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Pair:
     """The sum over the number of elements, as in ATen: a quotient of complex numbers."""
     z = as_pair(self, call.dtype)
     dims = dim or list(range(z.re.dim()))
@@ -74,14 +74,14 @@ def _mean(call: Call, self: Any, dim: Any = None, keepdim: bool = False, **_: An
 
 
 @rule(aten.prod.default)
-def _prod(call: Call, self: Any, dtype: torch.dtype | None = None) -> Pair:
+def _prod(call: ComplexCall, self: Any, dtype: torch.dtype | None = None) -> Pair:
     z = as_pair(self, call.dtype)
     return _product(z.map(lambda part: part.reshape(-1)), 0)
 
 
 @rule(aten.prod.dim_int)
 def _prod_dim(
-    call: Call, self: Any, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
+    call: ComplexCall, self: Any, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Pair:
     z = as_pair(self, call.dtype)
     if z.re.dim() == 0:
@@ -105,7 +105,7 @@ def _product(z: Pair, dim: int) -> Pair:
 
 
 @rule(aten.cumprod.default)
-def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
+def _cumprod(call: ComplexCall, self: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     """Hillis and Steele: a step multiplies every element with the one 2^k before it."""
     z = as_pair(self, call.dtype)
     if z.re.dim() == 0:
@@ -121,7 +121,7 @@ def _cumprod(call: Call, self: Any, dim: int, dtype: torch.dtype | None = None) 
 
 
 @rule(aten.logsumexp.default)
-def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
+def _logsumexp(call: ComplexCall, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
     """As ATen, less the greatest real part; an infinite one is not subtracted."""
     z = self.to(call.dtype)
     if not z.re.dim():
@@ -135,7 +135,9 @@ def _logsumexp(call: Call, self: Pair, dim: Any, keepdim: bool = False) -> Pair:
 
 
 @rule(aten.scatter.reduce, aten.scatter.value_reduce)
-def _scatter(call: Call, self: Any, dim: int, index: Tensor, src: Any, *, reduce: str) -> Pair:
+def _scatter(
+    call: ComplexCall, self: Any, dim: int, index: Tensor, src: Any, *, reduce: str
+) -> Pair:
     if reduce != "add":
         raise UnsupportedOp(str(call.op), "complex products are not scattered", "use reduce='add'")
     a, b = as_pair(self, call.dtype), as_pair(src, call.dtype)

@@ -12,7 +12,7 @@ from ...torch_private import OpOverload, OpOverloadPacket
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ComplexCall:
     """A call that involves complex numbers.
 
     Attributes:
@@ -34,8 +34,9 @@ class Call:
 
 
 ComplexRule = Callable[..., Any]
-"""Takes a `Call` and the arguments of the ATen schema, with a `Pair` for each complex tensor; gives
-pairs and real tensors. The caller converts these to the dtypes of the call's results."""
+"""Takes a `ComplexCall` and the arguments of the ATen schema, a `Pair` for each complex tensor.
+
+Returns pairs and real tensors. The caller converts them to the dtypes of the call's results."""
 
 RULES: dict[OpOverload, ComplexRule] = {}
 

@@ -30,7 +30,7 @@ from ..fx_graphs import attribute_of, fake_mode_of, values_of
 from ..tracing import Recorder, Rules, clean_dispatch
 from . import creation, functions, linear, products, reductions
 from .pair import COMPONENTS, Pair, as_pair, join, separate
-from .registry import RULES, Call
+from .registry import RULES, ComplexCall
 
 aten = torch.ops.aten
 
@@ -172,7 +172,7 @@ class _Separation:
         value = node.meta["val"]
         results = tuple(value) if isinstance(value, (tuple, list)) else (value,)
         described = tree_map_only(Node, lambda n: n.meta.get("val"), tuple(node.args))
-        call = Call(op, _compute_dtype(results, described), results, described)
+        call = ComplexCall(op, _compute_dtype(results, described), results, described)
         self._recorder.stack_trace = node.meta.get("stack_trace")
         with self._recorder:
             made = found(call, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Decompositions of operators that PyTorch calls on a device outside of its own tree.
+"""Decompositions of operators that PyTorch dispatches to out-of-tree devices.
 
 Some exist for such devices only (``…_overrideable``), others are fused kernels that a device is
 expected to have. Each takes the arguments of its ATen schema.

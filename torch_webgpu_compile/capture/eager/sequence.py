@@ -260,7 +260,7 @@ class _Builder:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LaneLayout:
     """What the tensors of a lane are like to its graph.
 
     Tensors of one dense layout are as good as one-dimensional, of whole vectors where they are: so
@@ -285,11 +285,13 @@ class Layout:
         return *each, *((s.dtype, s.sizes[1:], len(s.sizes)) for s in self.made)
 
 
-def layout_of(specs: Sequence[TensorSpec], made: Sequence[TensorSpec], most_nbytes: int) -> Layout:
+def layout_of(
+    specs: Sequence[TensorSpec], made: Sequence[TensorSpec], most_nbytes: int
+) -> LaneLayout:
     """What tensors, none of which is empty, are like to a lane's graph.
 
     Args:
-        specs, made: see `Layout`.
+        specs, made: see `LaneLayout`.
         most_nbytes: of a tensor that kernels for any size reach.
     """
     everything = (*specs, *made)
@@ -300,7 +302,7 @@ def layout_of(specs: Sequence[TensorSpec], made: Sequence[TensorSpec], most_nbyt
     same = all(s.sizes == first.sizes and s.strides == first.strides for s in large)
     is_dense = storage_span(first.sizes, first.strides) == numel
     if not (same and is_dense) or may_overlap(first.sizes, first.strides):
-        return Layout(tuple(specs), tuple(made), 0)
+        return LaneLayout(tuple(specs), tuple(made), 0)
     reduced = 1 in numels[len(specs) :]
     sizes = (
         (numel,) if numel % VECTOR or numel < 2 * VECTOR or reduced else (numel // VECTOR, VECTOR)
@@ -315,12 +317,12 @@ def layout_of(specs: Sequence[TensorSpec], made: Sequence[TensorSpec], most_nbyt
     flattened = tuple(map(flat, everything, numels))
     nbytes = max(numel * s.dtype.itemsize for s in everything)
     length = 0 if reduced or numel == 1 or nbytes > most_nbytes else sizes[0]
-    return Layout(flattened[: len(specs)], flattened[len(specs) :], length)
+    return LaneLayout(flattened[: len(specs)], flattened[len(specs) :], length)
 
 
 def capture_lane(
     lane: Lane,
-    layout: Layout,
+    layout: LaneLayout,
     leaves: Sequence[Any],
     wanted: Sequence[int],
     native: frozenset[OpOverload],

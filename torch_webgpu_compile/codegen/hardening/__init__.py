@@ -112,7 +112,7 @@ class _Kernel:
 
 
 def _constant(node: Scalar) -> Scalar:
-    """A position that is the same everywhere as a constant."""
+    """A position without symbols, as a constant."""
     match node:
         case Index(expr) if expr.is_constant:
             return const(expr.constant, int64)

@@ -1,4 +1,4 @@
-"""What compilers of drivers were found to do to a kernel's arithmetic, and what is done about it.
+"""A table of what drivers' compilers were found to do to arithmetic, and how it is avoided.
 
 One row per quirk. The pass of this package applies `rewrite` and `hides`; what no scalar expression
 can say is in `spelling` or in a template, and which kernels there are at all is decided by other

@@ -30,7 +30,7 @@ _ORDERS = ("lt", "le", "gt", "ge")
 
 
 class Values:
-    """What is known of a kernel's float values, as sums of products of other values.
+    """A kernel's float values as sums of products of other values, as far as they are known.
 
     ``members``: the hardened bodies of what the kernel computes, by the buffers that its other
     bodies load.
@@ -70,7 +70,7 @@ class Values:
         return count
 
     def same(self, value: Scalar) -> Scalar:
-        """What a value is computed by: behind a load from the kernel itself or a mere conversion
+        """The value behind loads from the kernel itself and mere conversions
         of a type that kernels compute in float32."""
         while True:
             match value:
@@ -218,7 +218,7 @@ def of_comparisons(node: Op, values: Values) -> Iterable[int]:
 
 
 def of_tests(node: Op, values: Values) -> Iterable[int]:
-    """ "Never" of whether a computed number is infinite or NaN."""
+    """Operands of isnan and isinf that are computed, of which drivers answer "never"."""
     if node.name in ("isnan", "isinf") and values.is_computed(node.args[0]):
         yield 0
 

@@ -21,7 +21,7 @@ _BITS = ("tw_zero_bits", "tw_nzero_bits", "tw_inf_bits", "tw_ninf_bits", "tw_nan
 
 
 def suffix(dtype: DType, lanes: int) -> str:
-    """What the name of a helper on ``lanes`` values of ``dtype`` ends with."""
+    """The suffix in the name of a helper on ``lanes`` values of ``dtype``."""
     if dtype.compute == "f64":
         return "_f64" if lanes == 1 else "_f64x4"
     return "" if lanes == 1 else "4"

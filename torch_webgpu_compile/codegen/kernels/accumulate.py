@@ -28,7 +28,7 @@ _COMPUTED = {"i32": dtypes.int32, "u32": dtypes.uint32, "i64": dtypes.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class AccumulatorVariable:
     """One variable of an accumulator. ``wide`` is the suffix of its four-lane form, or ""."""
 
     name: str
@@ -53,7 +53,7 @@ class Accumulator:
     kind: str
     dtype: DType
     lanes: int
-    parts: tuple[Variable, ...]
+    parts: tuple[AccumulatorVariable, ...]
     merges: tuple[str, ...]
 
     @property
@@ -126,7 +126,7 @@ class ExpSum:
     """
 
     lanes: int
-    parts: tuple[Variable, Variable]
+    parts: tuple[AccumulatorVariable, AccumulatorVariable]
     merges: tuple[str, ...]
 
     def update(self, values: Sequence[tuple[Text, str | None]]) -> list[str]:
@@ -189,7 +189,10 @@ def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
     """The accumulator of a maximum and of the sum that is named ``total``."""
     lowest = identity("maximum", dtypes.float32)
     zero, wide = ("vec4<f32>(0.0f)", "_4") if lanes > 1 else ("0.0f", "")
-    parts = (Variable(largest, "f32", lowest), Variable(total, "f32", zero, wide))
+    parts = (
+        AccumulatorVariable(largest, "f32", lowest),
+        AccumulatorVariable(total, "f32", zero, wide),
+    )
     merges = (
         f"let {largest}_top = tw_maximum({largest}, {largest}_b);",
         f"let {largest}_shift = tw_above_ninf({largest}_top);",
@@ -230,14 +233,14 @@ def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
     """The accumulator of a reduction over values of ``dtype``."""
     start = identity(kind, dtype)
     if kind in ("argmin", "argmax"):
-        best = Variable(f"{name}_best", dtype.compute, start)
-        at = Variable(f"{name}_at", "i32", "2147483647i")
+        best = AccumulatorVariable(f"{name}_best", dtype.compute, start)
+        at = AccumulatorVariable(f"{name}_at", "i32", "2147483647i")
         better = _better(kind, dtype, f"{best.name}_b", f"{at.name}_b", best.name, at.name)
         move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
         return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
     if lanes > 1:
-        part = Variable(name, dtype.compute, f"vec4<{dtype.compute}>({start})", "_4")
+        part = AccumulatorVariable(name, dtype.compute, f"vec4<{dtype.compute}>({start})", "_4")
     else:
-        part = Variable(name, dtype.compute, start)
+        part = AccumulatorVariable(name, dtype.compute, start)
     merge = f"{name} = {combine(kind, dtype, name, f'{name}_b', 1)};"
     return Accumulator(kind, dtype, lanes, (part,), (merge,))

@@ -76,7 +76,7 @@ def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTil
 
 
 def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
-    """What templates of attention take: the scale's value, and the function that loads a number."""
+    """Inputs of attention's templates for the scale: its value, and the function that loads it."""
     if isinstance(scale, Const):
         return {"scale": f"{scale.value!r}f", "given_scale": None}
     scope = Scope()
@@ -85,7 +85,7 @@ def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
 
 
 class _AttentionKernel:
-    """What kernels of attention have in common, however they divide their work."""
+    """The common part of attention's kernels, however they divide their work."""
 
     def __init__(self, group: AnchorGroup, builder: KernelBuilder) -> None:
         assert isinstance(group.anchor, Attention)
@@ -250,7 +250,7 @@ class LoadFunctionMaker:
         return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
 
     def of_row(self, body: Scalar | None, rows: Expr) -> LoadFunction | None:
-        """Of a scalar that each row, of the symbol m, has one of; None for none."""
+        """The load function of a scalar per row, at the symbol m; None without a scalar."""
         if body is None:
             return None
         fixed = {**self.batch, **flat_values("m", (rows,), iteration("m", rows))}

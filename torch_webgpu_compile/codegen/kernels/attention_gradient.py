@@ -50,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile(Rows):
+class OperandTile(Rows):
     """Rows of one operand in workgroup memory, for a kernel in which invocations multiply.
 
     The vec4s of a row are exchanged in a pattern that changes from row to row (a power of two
@@ -268,7 +268,7 @@ class _FunctionMaker:
             )
         return found
 
-    def tiles(self, width: int, value_width: int) -> dict[str, Tile]:
+    def tiles(self, width: int, value_width: int) -> dict[str, OperandTile]:
         """The operands in workgroup memory."""
         tiling = self.tiling
         assert isinstance(tiling, AttentionGradientTiling)
@@ -277,8 +277,12 @@ class _FunctionMaker:
             wide = value_width if role.endswith("_values") else width
             unroll = math.gcd(tiling.unroll, wide)
             parts = rows.operand, rows.name, rows.parameters, rows.outer
-            found[role] = Tile(*parts, at, wide, rows.name == "query", unroll)
-            at += tiling.owned_size(wide) if role.startswith("owned") else tiling.walked_size(wide)
+            found[role] = OperandTile(*parts, at, wide, rows.name == "query", unroll)
+            at += (
+                tiling.outer_tile_vec4s(wide)
+                if role.startswith("owned")
+                else tiling.inner_tile_vec4s(wide)
+            )
         return found
 
     def row(self, body: Scalar) -> LoadFunction:
@@ -313,13 +317,13 @@ class _FunctionMaker:
         return "" if is_multiple_of(count, step) else f"{row} < {self.builder.index(count)}"
 
     def stores(self) -> dict[str, Store]:
-        """How the sums of `Tile`s ``walked`` and ``walked_values`` are stored."""
+        """How the sums of `OperandTile`s ``walked`` and ``walked_values`` are stored."""
         row = "b0 b1 g0 m0" if self.node.of == "queries" else "b0 b1 n0"
         outputs = zip(("walked", "walked_values"), self.node.outputs, self.elements, strict=False)
         return {role: self._store(output, row, size) for role, output, size in outputs}
 
     def _store(self, output: str, row: str, size: Expr) -> Store:
-        """Of four neighbouring elements of a row where memory allows, else of one."""
+        """The store of four neighbouring elements of a row where memory allows, else of one."""
         builder = self.builder
         dtype = builder.buffers[output].dtype
         symbols = {symbol.name: symbol for symbol in self.fixed}

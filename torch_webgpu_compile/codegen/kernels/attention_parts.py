@@ -20,7 +20,7 @@ from .builder import KernelBuilder, fold_grid
 
 
 class NewRow(NamedTuple):
-    """A row that is loaded from elsewhere; see `scheduler.rewrites.new_rows`.
+    """A row that is loaded from elsewhere; see `scheduler.rewrites.cache_writes`.
 
     Attributes:
         condition: of row n, one lane; holds for one row at most.
@@ -97,7 +97,7 @@ def generate_attention_parts(
 
 
 def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Expr:
-    """Of an invocation: scores, and their maximum, for each query in each step."""
+    """Loop iterations of an invocation: scores, and their maximum, for each query in each step."""
     scores = -(-tiling.keys // tiling.workgroup) * (tiling.lanes + 2) + 1
     in_step = int(node.sizes[2]) * (scores + tiling.keys + 1) + 1
     after = int(node.sizes[2]) * 2 * tiling.rows

@@ -27,7 +27,7 @@ from ...symbolic.sizes import (
     upper_bound,
 )
 from ...target import Target
-from ..values import Names, Scope, Text
+from ..values import Scope, Text, UniqueNames
 from ..wgsl.indices import render_index
 from ..wgsl.render import parameter_names, render_module
 from ..wgsl.scalars import Renderer
@@ -36,7 +36,7 @@ from ..wgsl.storage import Bindings
 
 @dataclass(frozen=True)
 class KernelBody:
-    """What a kernel computes, or one of several that are joined to one.
+    """The body of a kernel, or of one of several that are joined to one.
 
     Attributes:
         kind: see `plan.model.Kernel`.
@@ -65,7 +65,7 @@ class KernelBuilder:
     target: Target
     buffers: dict[str, Buffer]
     bindings: Bindings = field(init=False)
-    names: Names = field(default_factory=Names)
+    names: UniqueNames = field(default_factory=UniqueNames)
     parameters: dict[Parameter, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

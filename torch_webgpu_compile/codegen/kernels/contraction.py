@@ -227,7 +227,7 @@ def _packed_run(
     problem: MatmulProblem,
     tiling: UnitsTiling,
 ) -> int:
-    """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
+    """How many fours of a dequantized weight one access holds and one call loads, or 1."""
     if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16"):
         return 1
     run = _run(group, buffers)
@@ -269,7 +269,7 @@ def generate_few_rows(
 
 
 class _ProductKernel:
-    """What kernels of contractions have in common, however they divide their work."""
+    """The common part of contractions' kernels, however they divide their work."""
 
     def __init__(
         self, group: ContractionGroup, builder: KernelBuilder, problem: MatmulProblem

@@ -44,7 +44,7 @@ from .pointwise import group_origins
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LineLoad:
     """How four neighbours of a line are loaded at once, or one element; see `Store`."""
 
     lanes: int
@@ -95,7 +95,7 @@ def generate_depthwise(
             "tiling": tiling,
             "tile": tile,
             "image": _load(builder, node.image, "n", node.image_sizes, places, within),
-            "weight": Load(1, scope.lines, weight.code, within or "true"),
+            "weight": LineLoad(1, scope.lines, weight.code, within or "true"),
             "store": _store(builder, members, node, within),
             "depth": node.depth,
             "taps_count": node.windows.taps,
@@ -248,8 +248,8 @@ def _load(
     sizes: Sequence[Expr],
     places: Mapping[Symbol, Expr],
     within: str,
-) -> Load:
-    """Of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
+) -> LineLoad:
+    """The load of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
 
     ``within``: the condition under which the plane exists, "" if that is always.
     """
@@ -270,13 +270,13 @@ def _load(
     value = builder.renderer(lanes, scope, branches=True).render(body)
     guards = [within] if within else []
     guards += ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
-    return Load(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
+    return LineLoad(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
 
 
 def _store(
     builder: KernelBuilder, members: Sequence[Member], node: DepthwiseConvolution, within: str
 ) -> Store:
-    """Of four neighbouring results of a line where memory allows, else of one."""
+    """The store of four neighbouring results of a line where memory allows, else of one."""
     height, width = _plane(node.positions)
     symbols = numbered("m", node.positions)
     batch = flat_values("b", node.batch, iteration("plane", product(node.batch)))
@@ -303,7 +303,7 @@ def _store(
 def _store_taps(
     builder: KernelBuilder, group: AnchorGroup, node: DepthwiseWeightGradient, within: str
 ) -> Store:
-    """Of the sum of one tap of a channel."""
+    """The store of the sum of one tap of a channel."""
     taps = tuple(map(as_expr, node.windows.kernel))
     point = {
         **flat_values("p", (as_expr(node.parts),), iteration("part", node.parts)),

@@ -1,4 +1,4 @@
-"""What happens to the result of a contraction or of attention before it is stored."""
+"""Epilogues: the maps and the store after a contraction or attention, in its kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pointwise import render_members
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What happens to an element, or four neighbouring columns, of a result."""
+    """The epilogue and store of one element of a result, or of four neighbouring columns."""
 
     lanes: int
     lines: list[str]

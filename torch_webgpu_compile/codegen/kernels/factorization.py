@@ -52,7 +52,7 @@ class FactorizationTiling:
 
     @staticmethod
     def choose(node: Factorization, itemsize: int, target: Target) -> FactorizationTiling:
-        """For a matrix of any size."""
+        """The tiling for a matrix of any size."""
         workgroup, width, searchers = target.workgroup_invocations, _WIDEST, _SEARCHERS
         rows, columns = node.sizes
         numel = rows * columns

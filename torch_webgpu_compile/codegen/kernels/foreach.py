@@ -33,7 +33,7 @@ from .pointwise import group_flops, group_origins, memory_order
 
 @dataclass(frozen=True)
 class MapSection:
-    """One map of the kernel, as the template prints it.
+    """The template's input for one map of the kernel.
 
     Attributes:
         first: its first workgroup.

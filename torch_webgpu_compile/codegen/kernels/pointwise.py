@@ -42,7 +42,7 @@ def generate_map(group: MapGroup, buffers: dict[str, Buffer], target: Target) ->
 
 
 def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> KernelBody:
-    """What computes a map group that is not empty."""
+    """The kernel body of a map group that is not empty."""
     buffers = builder.buffers
     symbols = numbered("i", group.ranges)
     numel = product(group.ranges)

@@ -30,7 +30,7 @@ from ..hardening.spelling import is_known_sum, opaque
 from ..values import Scope, Text
 from ..wgsl.casts import fitted
 from ..wgsl.scalars import Renderer
-from .accumulate import Accumulator, ExpSum, Variable, accumulator, exp_sum
+from .accumulate import Accumulator, AccumulatorVariable, ExpSum, accumulator, exp_sum
 from .builder import KernelBody, KernelBuilder, fold_grid
 from .pointwise import group_origins, memory_order
 from .rounding import Rounding
@@ -46,13 +46,13 @@ class RowPass:
     close: list[str] = field(default_factory=list)
 
 
-# A share's number, the condition under which it is inside of the row, and what renders it.
+# A chunk's index, the condition under which it is inside of the row, and its renderer.
 Chunk = tuple[Expr, str | None, Renderer]
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Shares of the row that an invocation takes together: once, or in each of ``trips``."""
+class ChunkLoop:
+    """Chunks of the row that an invocation takes together: once, or in each of ``trips``."""
 
     trips: Expr | None
     chunks: tuple[Chunk, ...]
@@ -106,7 +106,7 @@ class RowKernel:
     # -- rendering -------------------------------------------------------------------------------
 
     def body(self) -> KernelBody:
-        """What computes the group."""
+        """The kernel body of the group."""
         t = self.tiling
         phases: list[RowPass] = []
         for d in range(1, self.phases_count + 1):
@@ -135,7 +135,7 @@ class RowKernel:
             self.iterations + exchanges,
         )
 
-    def _arrays(self, parts: Sequence[Variable]) -> dict[str, WorkgroupArray]:
+    def _arrays(self, parts: Sequence[AccumulatorVariable]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
         arrays = self.strategy.arrays(self.tiling.workgroup)
         return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}
@@ -151,8 +151,8 @@ class RowKernel:
         ]
         stores = self._element_stores(d - 1)
         phase.accumulators = [self._accumulator(m) for m in reductions]
-        for shares in self._shares():
-            phase.body += self._share_lines(shares, reductions, phase.accumulators, stores)
+        for loop in self._chunk_loops():
+            phase.body += self._loop_lines(loop, reductions, phase.accumulators, stores)
         for acc in phase.accumulators:
             phase.close += acc.close()
         phase.lines, self.row_scope.lines = self.row_scope.lines, []
@@ -174,7 +174,7 @@ class RowKernel:
         return self.row_renderer.let(opaque(value).code, 1, value.dtype)
 
     def _accumulator(self, member: Member) -> Accumulator | ExpSum:
-        """Of one reduction, or of a maximum together with its sum."""
+        """The accumulator of one reduction, or of a maximum together with its sum."""
         name = f"a{self.by_order(member)}"
         for output, own in self.sums.items():
             if own.largest == member.output:
@@ -182,21 +182,21 @@ class RowKernel:
                 return exp_sum(name, total, self.tiling.lanes)
         return accumulator(name, member.reduction or "", member.body.dtype, self.tiling.lanes)
 
-    def _share_lines(
+    def _loop_lines(
         self,
-        shares: Shares,
+        loop: ChunkLoop,
         reductions: Sequence[Member] = (),
         accumulators: Sequence[Accumulator | ExpSum] = (),
         stores: Sequence[Member] = (),
     ) -> list[str]:
-        """Statements that take in, and store, what an invocation covers of a row.
+        """The statements of a loop over chunks: they update accumulators, and then store results.
 
         Stores come last: a driver that cannot tell buffers apart moves no load across a store.
         """
         lines: list[str] = []
         last: list[str] = []
         together: list[list[tuple[Text, str | None]]] = [[] for _ in accumulators]
-        for chunk, predicate, renderer in shares.chunks:
+        for chunk, predicate, renderer in loop.chunks:
             own = renderer.scope.lines
             for m, acc, values in zip(reductions, accumulators, together, strict=True):
                 value = renderer.render(m.body)
@@ -215,10 +215,10 @@ class RowKernel:
             if isinstance(acc, ExpSum):
                 lines += acc.update(values)
         lines += last
-        if shares.trips is None or not lines:
+        if loop.trips is None or not lines:
             return lines
-        self.iterations = self.iterations + shares.trips + 1
-        head = f"for (var c = 0; c < {self.builder.trips(shares.trips)}; c++) {{"
+        self.iterations = self.iterations + loop.trips + 1
+        head = f"for (var c = 0; c < {self.builder.trips(loop.trips)}; c++) {{"
         return [head, *(f"  {line}" for line in lines), "}"]
 
     def by_order(self, member: Member) -> int:
@@ -231,8 +231,8 @@ class RowKernel:
         self._row_members(last)
         stores = self._element_stores(last)
         body: list[str] = []
-        for shares in self._shares() if stores else ():
-            body += self._share_lines(shares, stores=stores)
+        for loop in self._chunk_loops() if stores else ():
+            body += self._loop_lines(loop, stores=stores)
         lines = self.row_scope.lines + self._row_stores()
         self.row_scope.lines = []
         return [*lines, *body]
@@ -282,15 +282,15 @@ class RowKernel:
 
     # -- chunks ----------------------------------------------------------------------------------
 
-    def _shares(self) -> list[Shares]:
-        """What an invocation covers of the row: a loop and its rest, or the shares that it keeps.
+    def _chunk_loops(self) -> list[ChunkLoop]:
+        """The chunks of the row that an invocation covers: a loop and its rest, or those it keeps.
 
         A loop over a row of known length has no tests: what is left over follows it.
         """
         t = self.tiling
         step = t.threads * t.lanes
         if t.chunks is not None:
-            return [Shares(None, self._chunks(ZERO, t.chunks))]
+            return [ChunkLoop(None, self._chunks(ZERO, t.chunks))]
         if not self.length.is_constant:
             trips = ceildiv(self.length, step * t.unroll)
             return [self._loop(trips, (self.length % (step * t.unroll)) is ZERO)]
@@ -298,14 +298,17 @@ class RowKernel:
         first, end = trips * t.unroll, -(-int(self.length) // (step * t.run)) * t.run
         found = [self._loop(trips, True)] if int(trips) else []
         left = self._chunks(first, end - int(first))
-        return [*found, Shares(None, left)] if left else found
+        return [*found, ChunkLoop(None, left)] if left else found
 
-    def _loop(self, trips: Expr, inside: bool) -> Shares:
+    def _loop(self, trips: Expr, inside: bool) -> ChunkLoop:
         unroll = self.tiling.unroll
-        return Shares(trips, self._chunks(iteration("c", trips) * unroll, unroll, inside))
+        return ChunkLoop(trips, self._chunks(iteration("c", trips) * unroll, unroll, inside))
 
     def _chunks(self, first: Expr, count: int, inside: bool | None = None) -> tuple[Chunk, ...]:
-        """Shares from the first of a run on; `_inside` knows by their numbers which are inside."""
+        """``count`` chunks from index ``first`` on; kept chunks reuse the scopes of earlier passes.
+
+        ``inside`` says of all whether they are within the row; without it, `_inside` of each.
+        """
         scopes = {} if self.tiling.chunks is None else self.kept
         found = []
         for k in range(count):
@@ -317,7 +320,7 @@ class RowKernel:
         return tuple(found)
 
     def _inside(self, chunk: int) -> bool:
-        """Whether no invocation's part of a share passes the end of the row."""
+        """Whether the chunk with this index is within the row for every invocation."""
         t = self.tiling
         step = t.threads * t.lanes
         least = value_range(self.length)[0]
@@ -332,7 +335,7 @@ class RowKernel:
         return (((chunk // t.run) * t.threads + g) * t.run + chunk % t.run) * t.lanes + lane
 
     def _chunk(self, chunk: Expr, scope: Scope, wide: Scope, inside: bool) -> Chunk:
-        """``wide``: what the shares that are side by side have in common."""
+        """``wide``: the scope that neighbouring chunks share."""
         t = self.tiling
         lanes: Lanes = []
         for lane in range(t.lanes):

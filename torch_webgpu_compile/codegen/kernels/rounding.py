@@ -15,7 +15,7 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
 class Rounding:
-    """Of the members that are stored in 16 bits and that other members of the kernel read.
+    """Rounds members that are stored in 16 bits where other members of the kernel read them.
 
     Values are computed in 32 bits. What other kernels read is rounded, and so has to be what
     statistics of rows are computed of: the mean of numbers that are not rounded is not the mean of
@@ -32,5 +32,5 @@ class Rounding:
         )
 
     def __call__(self, output: str, value: Text, let: Let) -> Text:
-        """The value of a member, as others are to read it."""
+        """The value of a member as other members read it, rounded if it is stored in 16 bits."""
         return rounded(value, let) if output in self._outputs else value

@@ -58,7 +58,7 @@ def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> Kernel
 
 
 def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> KernelBody:
-    """The updates, of which there is one at least; the output holds what they start from."""
+    """The kernel body of at least one update to an output that holds its initial contents."""
     count = product(node.ranges)
     symbols = numbered("i", node.ranges)
     environment = flat_environment(symbols, iteration("q", count))

@@ -14,7 +14,7 @@ _PARTS_TOGETHER = 8
 
 
 def generate_pick_digit(node: PickDigit, buffers: dict[str, Buffer], target: Target) -> KernelCall:
-    """The kernel of one node."""
+    """The kernel that picks a digit of the k-th element."""
     builder = KernelBuilder(target, buffers)
     rows = RowRenderer(builder, node.ranges, node.parts)
     total = product(node.ranges)

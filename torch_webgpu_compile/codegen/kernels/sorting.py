@@ -44,14 +44,14 @@ _MOST_TOGETHER, _MOST_NODES = 8, 400
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What the template ``workgroup_sums`` takes: groups of ``lanes`` invocations."""
+    """Inputs of the template ``workgroup_sums``: groups of ``lanes`` invocations."""
 
     lanes: int = WORKGROUP
     workgroup: int = WORKGROUP
 
     @property
     def groups(self) -> int:
-        """In a workgroup."""
+        """Groups in a workgroup."""
         return self.workgroup // self.lanes
 
     @property
@@ -63,7 +63,7 @@ class Sums:
 
     @property
     def nbytes(self) -> int:
-        """Of workgroup memory."""
+        """Bytes of workgroup memory."""
         return sums_nbytes(self.workgroup, self.groups)
 
 
@@ -99,7 +99,7 @@ class RowRenderer:
         return self.element not in scalar_symbols(node)
 
     def address(self, name: str, *index: Expr) -> str:
-        """Of an element of a buffer in the row."""
+        """The address of an element of a buffer in the row."""
         return _address(self.builder, name, [*self.lead, *index])
 
 

@@ -98,7 +98,7 @@ class _TransposeKernel:
         return lines + writes
 
     def _store_lines(self) -> list[str]:
-        """Neighbouring invocations compute and write neighbours of ``outer``."""
+        """Statements: neighbouring invocations compute and write neighbours of ``outer``."""
         t = self.found.tiling
         across = t.outer // t.store_lanes
         step = t.workgroup // across
@@ -154,7 +154,7 @@ class _TransposeKernel:
     def _members(
         self, values: Mapping[str, Text], places: Sequence[tuple[Expr, Expr]], renderer: Renderer
     ) -> Callable[[Load], Text | None]:
-        """What is known of loads at these places: tiles and members computed before."""
+        """Values of loads that are known at these places: tiles, and members computed before."""
 
         def value_of(load: Load) -> Text | None:
             name = self.tile_names.get(load)

@@ -83,7 +83,7 @@ def _check_limits(node: UserKernel, buffers: dict[str, Buffer], target: Target) 
 
 
 def _parameter(number: Scalar) -> Parameter:
-    """What the host writes for a number: an i32, or a float32's bits; u32 are i32 of their bits."""
+    """A number as a kernel's parameter: an i32, or a float32's bits; u32 are i32 of their bits."""
     expr = as_index(number)
     if expr is not None:
         if expr.is_constant:

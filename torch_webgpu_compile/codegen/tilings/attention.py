@@ -270,18 +270,22 @@ class AttentionGradientTiling:
         """
         return tuple(i * self.owned // 4 for i in range(4))
 
-    def owned_size(self, width: int) -> int:
-        """vec4s of a tile of owned rows ``width`` vec4s wide."""
+    def outer_tile_vec4s(self, width: int) -> int:
+        """vec4s in workgroup memory of the owned rows, the outer tile, ``width`` vec4s wide."""
         return 0 if self.direct else self.owned * width
 
-    def walked_size(self, width: int) -> int:
-        """vec4s of a tile of walked rows ``width`` vec4s wide, whose place scores take later."""
+    def inner_tile_vec4s(self, width: int) -> int:
+        """vec4s in workgroup memory of a step's rows, the inner tile, ``width`` vec4s wide.
+
+        Weights and gradients of scores, ``owned`` numbers for each of its rows, take the place of
+        the tile when it has been read, so that workgroup memory need not hold both.
+        """
         return self.walked * max(width, self.owned // 4)
 
     def workgroup_nbytes(self, width: int, value_width: int) -> int:
         """Workgroup memory in bytes, of heads that are so many vec4s wide."""
         widths = (width, value_width)
-        return 16 * sum(self.owned_size(w) + self.walked_size(w) for w in widths)
+        return 16 * sum(self.outer_tile_vec4s(w) + self.inner_tile_vec4s(w) for w in widths)
 
 
 # From the most arithmetic per load to the least memory. The first two of them for heads of 64 take

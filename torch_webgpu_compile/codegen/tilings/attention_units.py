@@ -21,7 +21,7 @@ _FLAGS = 12  # words of workgroup memory for what invocations tell each other
 
 @dataclass(frozen=True, slots=True)
 class RowsInUnits(InUnits):
-    """What tilings have in common: each subgroup has rows of units of scores.
+    """The common part of tilings in which each subgroup has rows of units of scores.
 
     Attributes:
         subgroups: of a workgroup.
@@ -65,7 +65,7 @@ class AttentionUnitsTiling(RowsInUnits):
 
     @property
     def queries(self) -> int:
-        """Of a workgroup."""
+        """Queries of a workgroup."""
         return self.subgroups * self.row_units * self.unit.m
 
     @property
@@ -107,7 +107,7 @@ class AttentionUnitsTiling(RowsInUnits):
         return min(head, -(-_STAGED // self.unit.k) * self.unit.k)
 
     def queries_at(self, head: int, value_head: int, are_kept: bool) -> int:
-        """Where the queries are: behind the other tiles if they stay, else where those will be."""
+        """The start of the queries: behind the other tiles if they stay, else 0, in their place."""
         return self.keys_size(head) + self.keys * self.line(value_head) if are_kept else 0
 
     def tiles_size(self, head: int, value_head: int, queries_are_kept: bool) -> int:
@@ -240,7 +240,7 @@ class AttentionGradientUnitsTiling(RowsInUnits):
     def places(
         self, head: int, value_head: int, by_keys: bool, owned_are_kept: bool
     ) -> dict[str, int]:
-        """Where each tile of factors starts, and the ``end`` of all.
+        """The start of each tile of factors, and the ``end`` of all.
 
         Gradients of queries need no weights. If the owned tiles are not kept, each is in the place
         of others for a while.

@@ -28,7 +28,7 @@ _REGISTERS = 64  # of an invocation, besides sums of taps
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class WindowAxis:
     """A dimension of windows; without a number, one of a single position."""
 
     windows: Windows
@@ -41,7 +41,7 @@ class Axis:
 
     @property
     def phases(self) -> int:
-        """What the results of an invocation are a multiple of, so that all read alike."""
+        """The number that an invocation's results are a multiple of, so that all read alike."""
         return 1 if self.dim is None or not self.windows.transposed else self._stride
 
     @property
@@ -66,17 +66,17 @@ class Axis:
 
 
 @lru_cache(maxsize=1024)
-def _reach(axis: Axis, results: int) -> tuple[int, int]:
+def _reach(axis: WindowAxis, results: int) -> tuple[int, int]:
     every = [axis.read_at(i, t) for i in range(results) for t in range(axis.taps)]
     found = [at for at in every if at is not None]
     return min(found, default=0), max(found, default=0)
 
 
-def axes_of(windows: Windows) -> tuple[Axis, Axis]:
+def axes_of(windows: Windows) -> tuple[WindowAxis, WindowAxis]:
     """The axis of lines, and that of elements of a line."""
     if len(windows.kernel) == 1:
-        return Axis(windows, None), Axis(windows, 0)
-    return Axis(windows, 0), Axis(windows, 1)
+        return WindowAxis(windows, None), WindowAxis(windows, 0)
+    return WindowAxis(windows, 0), WindowAxis(windows, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class DepthwiseTiling:
 
     @property
     def planes(self) -> int:
-        """Of a workgroup."""
+        """Planes of a workgroup."""
         return self.channels * self.images
 
     @property
@@ -109,7 +109,7 @@ class DepthwiseTiling:
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """What a workgroup has of each plane of the image, in fours along a line.
+    """The part of each plane of the image in workgroup memory, in fours along a line.
 
     Attributes:
         first_line, first_quad: where it starts, from where the workgroup starts to read.
@@ -141,7 +141,7 @@ def image_tile(tiling: DepthwiseTiling, windows: Windows) -> ImageTile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a tiling is chosen for.
+    """A depthwise convolution as its tiling depends on it.
 
     Attributes:
         images, channels, lines, elements: numbers of results (or, of a weight's gradient, positions

@@ -38,7 +38,7 @@ for infinities and NaN.
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a subgroup multiplies at once: m × k elements by k × n."""
+    """The size of one product of matrix units: m × k elements by k × n."""
 
     m: int
     n: int
@@ -47,7 +47,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class InUnits:
-    """What tilings for matrix units have in common.
+    """The common part of tilings for matrix units.
 
     Attributes:
         unit: of the matrix units.
@@ -62,12 +62,12 @@ class InUnits:
 
     @property
     def type(self) -> str:
-        """The type of what the units multiply."""
+        """The type of the factors that the units multiply."""
         return "f16" if self.factor == "bf16" else self.factor
 
     @property
     def config(self) -> MatrixConfig:
-        """Of the matrix units."""
+        """The configuration of the matrix units."""
         return self.type, self.sum_type, self.unit.m, self.unit.n, self.unit.k
 
     @property
@@ -77,7 +77,7 @@ class InUnits:
 
     @property
     def stored(self) -> str:
-        """The WGSL type of what lies in workgroup memory; of bytes, of their words."""
+        """The WGSL type of the tiles in workgroup memory; of bytes, that of their words."""
         return _SUMS[self.factor] if self.packing > 1 else self.type
 
     @property
@@ -87,12 +87,12 @@ class InUnits:
 
     @property
     def unit_inner(self) -> int:
-        """What a unit takes of the inner dimension."""
+        """Elements of the inner dimension in a unit."""
         return self.unit.k // self.packing
 
     @property
     def itemsize(self) -> int:
-        """Bytes of what lies in workgroup memory."""
+        """Bytes of an element of the tiles in workgroup memory."""
         return _NBYTES[self.factor] * self.packing
 
 

@@ -21,7 +21,7 @@ WORD_NBYTES = 4
 
 @dataclass
 class Use:
-    """What a kernel does with one buffer.
+    """How a kernel uses one buffer: its accesses, lanes and elements.
 
     Attributes:
         touched: how many elements move, where not all do.
@@ -58,7 +58,7 @@ class Use:
 
 
 def _storage_lanes(use: Use) -> int:
-    """Elements that one element of the binding's array holds, of a dtype that is not packed."""
+    """How many elements the array element of a binding holds, of a dtype that is not packed."""
     verbs, dtype = use.functions, use.buffer.dtype
     if "store" in verbs or dtype.packing > 1 or dtype.itemsize > 4:
         return 1  # WGSL may write a whole vector where one component is stored (a race)

@@ -1,4 +1,4 @@
-"""Index expressions as WGSL arithmetic, and what is known of them.
+"""Index expressions as WGSL arithmetic, and their ranges.
 
 Addresses are i32: the planner checks that buffers have fewer than 2³¹ elements. Values are int64 to
 the user; they are computed in 32 bits where their range allows it (`is_narrow`), else in 64.
@@ -171,7 +171,7 @@ def is_of_sizes(expr: Expr) -> bool:
 
 
 def host_number(node: Scalar) -> HostNumber | None:
-    """What the host hands over of an `is_host_float`; None for anything else."""
+    """The number that the host uploads for an `is_host_float`; None for anything else."""
     if not is_host_float(node) or not isinstance(node, Op):
         return None
     found = _host_operand(node.args[0])

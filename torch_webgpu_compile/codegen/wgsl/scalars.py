@@ -22,9 +22,9 @@ from ...ir.access import (
 )
 from ...ir.folding import COMPARISONS, as_index
 from ...ir.scalar import (
-    Call,
     Checked,
     Const,
+    FunctionCall,
     Index,
     Load,
     Local,
@@ -46,7 +46,7 @@ from ...symbolic.sizes import (
     symbols_of,
 )
 from ..hardening.spelling import int64_of, opaque, position_as_float, suffix
-from ..values import Gather, Names, Scope, Text
+from ..values import Gather, Scope, Text, UniqueNames
 from .buffer_access import element_of
 from .casts import bitcast, cast, fitted
 from .indices import (
@@ -86,7 +86,7 @@ class Renderer:
     def __init__(
         self,
         bindings: Bindings,
-        names: Names,
+        names: UniqueNames,
         name_of: NameOf,
         lanes: Sequence[Mapping[Symbol, Expr]],
         scope: Scope,
@@ -131,7 +131,7 @@ class Renderer:
                 self._member(node)
             case Masked():
                 self._compute_members(node.condition)
-            case Op() | Call() if node not in self._prepared and not is_host_float(node):
+            case Op() | FunctionCall() if node not in self._prepared and not is_host_float(node):
                 self._prepared.add(node)
                 for arg in node.args:
                     self._compute_members(arg)
@@ -158,7 +158,7 @@ class Renderer:
                 return self._masked(node)
             case Checked():
                 return cast(self._checked(node), node.dtype, self.let)
-            case Call():
+            case FunctionCall():
                 self._compute_members(node)
                 return self._call(node)
             case Local(name, dtype):
@@ -216,7 +216,7 @@ class Renderer:
         return f"{function}({self._address(addresses[0] // VECTOR, gathers, 0, VECTOR)})"
 
     def _places(self, node: Load) -> tuple[list[Expr], list[Gather]]:
-        """What a load adds to the start of its buffer, in each lane: known, and from data."""
+        """The terms of a load's address in each lane: index expressions, and gathers from data."""
         buffer = self.bindings.buffers[node.buffer]
         entries = list(map(as_index, node.index))
         affine = [as_expr(0) if entry is None else entry for entry in entries]
@@ -327,7 +327,7 @@ class Renderer:
         return self._in_scope(wide, key, lambda: self._scalar_load(node, address, [], 0))
 
     def _in_scope(self, scope: Scope, key: object, make: Callable[[], Text]) -> Text:
-        """What is known under a key in a scope around this one, or is made there."""
+        """The value known under a key in a scope around this one, or made there."""
         own, self.scope = self.scope, scope
         try:
             return scope.once(key, make)
@@ -508,7 +508,7 @@ class Renderer:
             return bitcast(args[0], node.dtype, self.let)
         return self._apply_row(node, node.args[-1].dtype, args)
 
-    def _call(self, node: Call) -> Text:
+    def _call(self, node: FunctionCall) -> Text:
         """A result of a user's function, which is called for each lane."""
         function = node.function
         self.bindings.functions.setdefault(function.text, function)

@@ -89,7 +89,7 @@ class Bindings:
         return f"{verb}_any_{uses[0].alias}"
 
     def _used(self, buffer: str) -> list[Use]:
-        """What is known of a buffer, or of its twins."""
+        """The uses of a buffer, or of its twins."""
         memory = self._memory(buffer)
         names = self.twins.get(memory, (memory,))
         names = names if len({*names}) > 1 else names[:1]

@@ -1,1 +1,1 @@
-"""What ``torch.webgpu`` shows, and ``torch.autocast`` on the device."""
+"""The public API of the device: ``torch.webgpu``, and ``torch.autocast`` on the device."""

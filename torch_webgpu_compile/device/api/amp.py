@@ -1,4 +1,4 @@
-"""``torch.webgpu.amp``: what of `torch.amp` takes a device, for this one."""
+"""``torch.webgpu.amp``: the functions of `torch.amp` that take a device, for this one."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _run(
 
 
 def _is_eligible(value: Any) -> bool:
-    """Whether autocast changes a tensor's dtype: not of doubles, which somebody chose."""
+    """Whether autocast changes a tensor's dtype; not of float64, which a user has to choose."""
     return (
         isinstance(value, Tensor) and value.dtype in _FLOATS and value.device.type == devices.NAME
     )
@@ -154,7 +154,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """What is cast once in a context: float32 leaves of autograd, but not stand-ins for tracing."""
+    """Whether a tensor is cast once per context: a float32 leaf, no stand-in of a tracer."""
     return (
         tensor.requires_grad
         and tensor.is_leaf

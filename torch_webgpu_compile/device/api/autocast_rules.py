@@ -1,4 +1,4 @@
-"""Which operators autocast runs in which dtype: the rules of CUDA.
+"""The dtypes in which autocast runs operators, by the rules of CUDA.
 
 They are the lists of ``aten/src/ATen/autocast_mode.h``, with which PyTorch itself registers CUDA's.
 A name is an operator, or an operator, a dot and an overload. Not every version of PyTorch has them

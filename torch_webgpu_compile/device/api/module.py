@@ -1,4 +1,4 @@
-"""``torch.webgpu``: what users of ``torch.cuda`` reach for.
+"""``torch.webgpu``: the counterpart of ``torch.cuda``.
 
 Importing it is a part of ``import torch``: it opens nothing and imports no WebGPU implementation.
 """
@@ -317,7 +317,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names: tab completion need not offer what they are made of."""
+    """The public names, without the modules and helpers behind them."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
@@ -334,7 +334,7 @@ def add_submodules() -> None:
 
 
 class _utils:
-    """Where ``torch.load`` looks for a function."""
+    """The module in which ``torch.load`` looks for a function."""
 
     @staticmethod
     def _get_device_index(device: _Device, optional: bool = False, allow_cpu: bool = False) -> int:

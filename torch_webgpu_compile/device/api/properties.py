@@ -1,4 +1,4 @@
-"""What a ``webgpu`` device is: its name, limits and features."""
+"""Properties of a ``webgpu`` device: its name, limits and features."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _REASONS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def functions(prefix: str = "") -> dict[str, Callable[..., Any]]:
-    """What raises NotImplementedError when it is called, by name.
+    """Functions by name that raise NotImplementedError when they are called.
 
     Args:
         prefix: of a submodule, ``memory.``; without one, the functions that are in none.

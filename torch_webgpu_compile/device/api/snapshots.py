@@ -17,7 +17,7 @@ from .. import devices
 from ..tensors.deferred import settle
 
 if TYPE_CHECKING:
-    from ...runtime.allocation_history import Event, Frame
+    from ...runtime.allocation_history import AllocationEvent, Frame
     from ...runtime.device import Device
 
 _Device = torch.device | str | int | None
@@ -141,7 +141,7 @@ def _snapshot(device: _Device = None, augment_with_fx_traces: bool = False) -> d
     }
 
 
-def _entry(event: Event) -> dict[str, Any]:
+def _entry(event: AllocationEvent) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "action": event.action,
         "size": event.nbytes,

@@ -15,7 +15,7 @@ _mode = 0
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """What becomes of an operation that has the host wait for values of the GPU.
+    """Sets whether operations that have the host wait for the GPU pass, warn or raise.
 
     Those are ``item()``, ``cpu()``, results whose size depends on data, and operators that run on
     the host. `synchronize` and waits for streams and events are meant to wait, and are not.

@@ -18,16 +18,23 @@ from ...callables.signature import Signature
 from ...capture.eager.arguments import number_dtype
 from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.numbers import Number, Numbers
-from ...capture.eager.sequence import Lane, Layout, SequenceCall, capture_lane, divide, layout_of
+from ...capture.eager.sequence import (
+    Lane,
+    LaneLayout,
+    SequenceCall,
+    capture_lane,
+    divide,
+    layout_of,
+)
 from ...captured import CapturedGraph, Phase
 from ...compiler import compile_graph, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
 from ...inspection import progress
 from ...ir.lanes import Lanes
+from ...plan.lru_cache import LruCache
 from ...plan.model import Plan, PlanBuffer, PlanOutput
 from ...plan.placing import Placed, place
-from ...plan.recent import Recent
 from ...plan.verify import verify_plan
 from ...runtime.device import Device
 from ...symbolic.sizes import as_expr, storage_span
@@ -42,7 +49,7 @@ _MOST_LANES = 1 << 10  # more than a dispatch has room for
 
 
 class _Form:
-    """What lanes of one kind are compiled to.
+    """The compiled graphs of lanes of one kind.
 
     Args:
         call: the captured lane.
@@ -102,7 +109,7 @@ class _Form:
         return state.plan
 
 
-_forms: Recent[Any, list[_Form]] = Recent(_MOST_FORMS)
+_forms: LruCache[Any, list[_Form]] = LruCache(_MOST_FORMS)
 
 
 def compile_lists(
@@ -157,9 +164,9 @@ class _Placing:
         self._free = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
 
     def compiled(self, calls: Sequence[SequenceCall]) -> CompiledOp:
-        """What runs the calls."""
+        """The operator that runs the calls."""
         for key, lanes in divide(calls, self._leaves).items():
-            kinds: dict[Any, list[tuple[Lane, Layout]]] = {}
+            kinds: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
             for lane in lanes:
                 layout = self._layout(lane)
                 if layout is not None:
@@ -169,17 +176,17 @@ class _Placing:
                 self._add((key, layout_key, wanted), found)
         return self._finished(str(calls[0].op))
 
-    def _layout(self, lane: Lane) -> Layout | None:
-        """What the tensors of a lane are like; None where it has nothing to compute."""
+    def _layout(self, lane: Lane) -> LaneLayout | None:
+        """The layout of a lane's tensors; None where it has nothing to compute."""
         specs = [self._leaves[k] for k in (*lane.own, *lane.shared)]
         made = [self._made[k] for k in lane.made]
         if any(0 in spec.sizes for spec in specs):
             return None
         return layout_of(specs, made, self._device.target.max_binding_nbytes)
 
-    def _add(self, key: Any, lanes: Sequence[tuple[Lane, Layout]]) -> None:
+    def _add(self, key: Any, lanes: Sequence[tuple[Lane, LaneLayout]]) -> None:
         """Adds lanes of one kind."""
-        together: dict[Any, list[tuple[Lane, Layout]]] = {}
+        together: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
         forms: dict[Any, _Form] = {}
         for lane, layout in lanes:
             form = self._form(key, lane, layout)
@@ -194,7 +201,7 @@ class _Placing:
                 self._place(form, plan, key[-1], found[:count])
                 found = found[count:]
 
-    def _form(self, key: Any, lane: Lane, layout: Layout) -> _Form:
+    def _form(self, key: Any, lane: Lane, layout: LaneLayout) -> _Form:
         switches = torch.get_default_dtype(), switched(eager_options())
         whole = id(self._device), switches, self._held_in, key
         known = _forms.find(whole)
@@ -220,7 +227,7 @@ class _Placing:
         form: _Form,
         plan: Plan,
         wanted: Sequence[int],
-        lanes: Sequence[tuple[Lane, Layout]],
+        lanes: Sequence[tuple[Lane, LaneLayout]],
     ) -> None:
         """Adds one part: a plan for these lanes."""
         inputs: list[int] = []

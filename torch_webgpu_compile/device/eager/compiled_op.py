@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...callables.device_graph import DeviceGraph
-from ...callables.signature import Signature, Variant
+from ...callables.signature import Signature, SignatureVariant
 from ...capture.eager.arguments import groups_of_equals
 from ...capture.eager.calls import (
     Argument,
@@ -65,7 +65,7 @@ _OF_MANY = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a call's arguments are, and what they look like to the compiler.
+    """The device of a call's arguments, and their description for the compiler.
 
     Attributes:
         index: the device.
@@ -143,7 +143,7 @@ def _cause_for_host(tensors: Sequence[Tensor]) -> str:
 
 
 def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What the compiler needs to know of the leaves of a call."""
+    """The leaves of a call as the compiler takes them."""
     return tuple(
         _spec(leaf, k) if isinstance(leaf, Tensor) else leaf for k, leaf in enumerate(leaves)
     )
@@ -176,7 +176,7 @@ def _kind(leaf: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class KnownCall:
-    """What a call with a signature that was seen does.
+    """A call with a signature that was seen: its graph, resolved at these sizes.
 
     Attributes:
         op: the operator, which has to stay: signatures have its identity.
@@ -191,7 +191,7 @@ class KnownCall:
     op: OpOverload
     compiled: CompiledOp | None = None
     graph: DeviceGraph | None = None
-    variant: Variant | None = None
+    variant: SignatureVariant | None = None
     is_as_expected: bool = False
     is_switched: bool = False
     generator: int | None = None
@@ -260,7 +260,7 @@ class CompiledOp:
         return self._call.accepts(specs)
 
     def known_call(self, op: OpOverload, leaves: Sequence[Any]) -> KnownCall:
-        """What calls with the same signature as this one do.
+        """The `KnownCall` of all calls with the same signature as this one.
 
         Raises:
             UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
@@ -310,7 +310,7 @@ def _generator_among(leaves: Sequence[Any]) -> int | None:
 
 
 def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
-    """Where results are in a list of what a graph made, the leaves, and the constant results."""
+    """Positions of results in the list of a graph's results, the leaves, and constant results."""
     constants = made + leaves
     for result in results:
         match result:
@@ -326,12 +326,12 @@ def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """What takes items of a list: as a tuple, but a single one itself."""
+    """A function that takes items of a list: a tuple of them, or a single one itself."""
     return itemgetter(*places) if places else lambda _: ()
 
 
 def _nester(spec: TreeSpec) -> Callable[[Any], Any] | None:
-    """What makes an operator's result of what `_picker` gives; None if that is it."""
+    """A function that nests `_picker`'s result as the operator does; None if it need not."""
     if spec.is_leaf() or (spec.type is tuple and spec.num_children == spec.num_leaves > 1):
         return None
     if spec.num_leaves == 1:
@@ -383,7 +383,7 @@ class SwitchedGraph:
         self.plan = made.plan
         self.index = made.index
 
-    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, Variant]:
+    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, SignatureVariant]:
         """`DeviceGraph.at` for the present position of the switch."""
         on = is_on()
         if on not in self._made:
@@ -418,7 +418,7 @@ def _compile(call: CapturedCall, placement: Placement, uncounted: frozenset[int]
 def _graph(
     call: CapturedCall, index: int, uncounted: frozenset[int], options: CompileOptions
 ) -> tuple[DeviceGraph, bool]:
-    """What a call is compiled to, and whether PyTorch's switch for determinism matters to it."""
+    """The compiled graph of a call, and whether PyTorch's switch for determinism matters to it."""
     device = devices.get_device(index)
     with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
         state = compile_graph(call.captured, call.phase, device.target, options)

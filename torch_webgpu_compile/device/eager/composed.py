@@ -148,7 +148,7 @@ def linear_backward(
 
 
 def _are_watched(*tensors: Tensor | None) -> bool:
-    """Whether somebody is to see operators on tensors: autograd, or what takes them apart."""
+    """Whether autograd or a dispatch mode has to see the operators on tensors one by one."""
     if _is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:

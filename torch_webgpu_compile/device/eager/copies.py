@@ -69,7 +69,7 @@ def _of_number(number: complex) -> Tensor:
 
 
 def _movable(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of the same size, where a copy only moves elements."""
+    """The operands as integers of the same size, where a copy only moves elements."""
     dtype = _MOVED_AS.get(target.dtype)
     if source.dtype is not target.dtype or source.is_conj() or source.is_neg():
         return target, source  # the target is neither

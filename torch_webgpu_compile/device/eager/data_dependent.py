@@ -115,7 +115,7 @@ def index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _chosen(tensor: Tensor, mask: Tensor) -> Tensor:
-    """``tensor[mask]``, whose strides are in the order that those of the tensor are in."""
+    """``tensor[mask]``, with strides in the order of the tensor's strides."""
     rows, rest = range(mask.dim()), range(mask.dim(), tensor.dim())
     order = sorted(rest, key=tensor.stride, reverse=True)
     moved = tensor.permute(*rows, *order)
@@ -205,7 +205,7 @@ def _check_mask(tensor: Tensor, mask: Tensor, dim: int) -> None:
 
 
 def _numbers(*values: Tensor) -> list[int]:
-    """Whole numbers from the GPU, in one download."""
+    """Integers from the GPU, in one download."""
     found: list[int] = torch.stack([value.to(torch.int64) for value in values]).tolist()
     return found
 
@@ -348,6 +348,7 @@ def _on_host(op: OpOverload, self: Tensor, dim: int) -> tuple[Tensor, Tensor, Te
 
 
 def _as_rows(self: Tensor, dim: int) -> Tensor:
+    """A tensor as a matrix, with dimension ``dim`` as its rows."""
     return self.movedim(dim, 0).reshape(self.shape[dim], -1)
 
 

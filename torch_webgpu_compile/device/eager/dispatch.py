@@ -115,7 +115,7 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _details(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What may matter to compiled code and is not in a signature: a switch, and the floats.
+    """Inputs of compiled code that no signature has: a switch of PyTorch, and the floats.
 
     As text: -0.0 and 0.0 are equal, but not to an operator.
     """
@@ -129,7 +129,7 @@ def _mutability(op: OpOverload) -> tuple[OpOverload, bool]:
 
 
 def _describe(values: Iterable[Any], leaves: list[Any], key: list[Any]) -> None:
-    """Appends the leaves of nested arguments, and what kernels depend on of each."""
+    """Appends the leaves of nested arguments, and the properties of each that kernels depend on."""
     for value in values:
         kind = type(value)
         if kind in PLAIN_TENSORS or isinstance(value, Tensor):
@@ -161,7 +161,7 @@ def _describe(values: Iterable[Any], leaves: list[Any], key: list[Any]) -> None:
 
 
 def _described(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """What `_describe` says of each, one property after another: the calls stay in C code."""
+    """The properties for `_describe`, one after another: the calls stay in C code."""
     yield from (tuple(map(get, tensors)) for get in PROPERTIES)
     yield tuple([address % BINDING_ALIGNMENT for address in map(data_ptr, tensors)])
     for is_lazy in (Tensor.is_conj, Tensor.is_neg):
@@ -228,7 +228,7 @@ def _first_time(call: _Call) -> Any:
 
 
 def _check(call: _Call, *, sizes_fit: bool) -> None:
-    """Raises what PyTorch's kernels raise about a call: tracing alone finds less.
+    """Raises the errors of PyTorch's kernels about a call: tracing alone finds fewer.
 
     Args:
         sizes_fit: all that a trace of another call assumed of its sizes is true of these.
@@ -280,20 +280,20 @@ def _runs_on_host(op: OpOverload) -> bool:
 
 
 def _refused(call: _Call, cause: str) -> Any:
-    """A call that cannot be compiled: PyTorch's CPU kernels say what is wrong with it, if it is."""
+    """Runs a call that cannot be compiled on the CPU, whose kernels say if it is wrong."""
     results = call.on_host()
     report(call.op, cause, call.leaves)
     return results
 
 
 def _accepting(placement: Placement) -> CompiledOp | None:
-    """What computes calls like this one, and was compiled for another."""
+    """The compiled operator of another call that serves this one, too, if there is one."""
     known = _by_kind.get(placement.kind, ())
     return next((found for found in known if found.accepts(placement.specs)), None)
 
 
 def _compiled(op: OpOverload, placement: Placement, cause: str) -> tuple[CompiledOp | None, str]:
-    """A call compiled, or why it is for the host: ``cause``, or what the compiler says."""
+    """A compiled call, or None and why it is for the host: ``cause``, or the compiler's reason."""
     if cause and not _runs_on_host(op):
         raise UnsupportedOp(str(op), cause, "convert the tensor")
     if cause:

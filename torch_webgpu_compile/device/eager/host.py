@@ -1,4 +1,4 @@
-"""Operators that run on the host: what no kernel exists for, and what cannot be compiled ahead."""
+"""Operators that run on the host: they have no kernel, or cannot be compiled ahead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report(op: OpOverload, cause: str, arguments: Sequence[Any]) -> None:
 
 
 def _line_of_forward() -> str:
-    """In a backward pass, under anomaly detection, the user's line in the forward; else ""."""
+    """The user's line in the forward pass, in a backward pass under anomaly detection; else ""."""
     node: Any = _current_autograd_node() if torch.is_anomaly_enabled() else None
     return line_of_user("".join(node.metadata.get("traceback_", ()))) if node is not None else ""
 
@@ -68,7 +68,7 @@ def run_on_host(op: OpOverload, arguments: Any, keywords: dict[str, Any]) -> Any
 
 
 def _refuse_large_results(op: OpOverload, arguments: Any, keywords: dict[str, Any]) -> None:
-    """Raises OutOfMemoryError where no buffer of the GPU can hold what the host would compute."""
+    """Raises OutOfMemoryError where no buffer of the GPU can hold a result of the host."""
     leaves = tree_leaves((arguments, keywords))
     places = [x.device for x in leaves if isinstance(x, Tensor)]
     places += [x for x in leaves if isinstance(x, torch.device)]

@@ -1,4 +1,4 @@
-"""How the tensors of lists lie in memory: what calls of one sequence (`lists`) compare."""
+"""Layouts of the tensors in lists, by which calls of one sequence (`lists`) are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32, tor
 
 
 class Description:
-    """What matters to the compiler of tensors, but for their alignment.
+    """The properties of tensors that the compiler depends on, but for their alignment.
 
     Equal ones are one object: in the key of a call it stands for hundreds.
 
@@ -45,7 +45,7 @@ class Description:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Description:
-        """What tensors are now: the one object."""
+        """The description of tensors: one object for equal ones."""
         content = tuple(tuple(map(get, tensors)) for get in (_dtype, _shape, _stride))
         found = _descriptions.get(content)
         if found is None:
@@ -101,7 +101,7 @@ class KnownList:
 
 
 class Layouts:
-    """Where tensors were, and how they lay there, when a sequence met them.
+    """Addresses and layouts of tensors when a sequence met them.
 
     By the time that it runs, ``tensor.data = other`` or ``tensor.t_()`` may have changed that.
 
@@ -136,7 +136,7 @@ class Layouts:
         )
 
     def restored(self, tensors: Sequence[Tensor], index: int) -> list[Tensor]:
-        """Those tensors as they were, on a device."""
+        """The tensors as they were, on a device."""
         made = []
         now = storages.addresses_of(tensors)
         for k, (tensor, layout) in enumerate(zip(tensors, self.of_each(), strict=False)):
@@ -150,7 +150,7 @@ class Layouts:
 
 
 class Places:
-    """Where the tensors of a sequence are: among its arguments, or, as ~place, what it made."""
+    """Places of a sequence's tensors: positions of its arguments, or ~position of its results."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What calls of a sequence (`lists`) return before it has run: tensors without memory."""
+"""Results of the calls of a sequence (`lists`) before it has run: tensors without memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Results:
     Args:
         layouts: (dtype, sizes, strides) of each.
         index: of the device.
-        like: the list of earlier results of such a call; None: these are the first.
+        earlier: the list of the results of an earlier call like this; None: these are the first.
 
     Attributes:
         tensors: the results.
@@ -37,18 +37,18 @@ class Results:
     __slots__ = ("_storages", "known", "tensors")
 
     def __init__(
-        self, layouts: Sequence[tuple[Any, ...]], index: int, like: KnownList | None = None
+        self, layouts: Sequence[tuple[Any, ...]], index: int, earlier: KnownList | None = None
     ) -> None:
         self.tensors = [without_memory(layout, index) for layout in layouts]
         self._storages = [tensor.untyped_storage()._cdata for tensor in self.tensors]
         addresses = storages.addresses_of(self.tensors)
-        like = like or KnownList(
+        earlier = earlier or KnownList(
             addresses, Description.of(self.tensors), storages.Likeness(self.tensors)
         )
-        self.known = KnownList(addresses, like.description, like.likeness)
+        self.known = KnownList(addresses, earlier.description, earlier.likeness)
 
     def are_needed(self) -> list[bool]:
-        """Of each whether somebody else has it, or a view of it."""
+        """For each result, whether it, or a view of it, is referenced elsewhere."""
         references, uses = map(sys.getrefcount, self.tensors), map(_use_count, self.tensors)
         views = map(_storage_Use_Count, self._storages)
         found = zip(references, uses, views, strict=True)
@@ -60,7 +60,7 @@ class Results:
 
 
 def _counts() -> tuple[int, int, int]:
-    """What is counted of a tensor that only a list has."""
+    """Reference counts of a tensor that only a list refers to."""
     tensors = [torch.empty(0)]
     handle = tensors[0].untyped_storage()._cdata
     references, uses = (next(map(count, tensors)) for count in (sys.getrefcount, _use_count))

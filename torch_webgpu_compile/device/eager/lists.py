@@ -101,7 +101,7 @@ def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run_current() -> None:
-    """Runs what was remembered."""
+    """Runs the calls that were recorded."""
     global _current
     with _lock, _below_autograd():
         sequence, _current = _current, None
@@ -120,7 +120,7 @@ def _run_current() -> None:
 
 
 class _Node:
-    """What is known of the sequences that begin with the same calls.
+    """A node of the tree of sequences: all that begin with the same calls.
 
     Attributes:
         before: the node of the calls before the last one; None at the root.
@@ -177,7 +177,7 @@ class _Node:
         return list(chain(*(node.results or () for node in self._way)))
 
     def made(self, index: int) -> Results:
-        """What the last call returns, on a device."""
+        """The results of the last call, on a device."""
         assert self.results is not None
         if self.spare:
             return self.spare.pop()
@@ -187,7 +187,7 @@ class _Node:
 
 
 class _Program:
-    """What a sequence was compiled to.
+    """A compiled sequence.
 
     Args:
         compiled: None where it cannot be compiled.
@@ -337,7 +337,7 @@ class _Sequence:
     def _describe(
         self, value: Any, key: list[Any], new: list[Tensor], numbers: list[float]
     ) -> None:
-        """Appends to the key what matters of an argument."""
+        """Appends to the key the properties of an argument that calls are compared by."""
         kind = type(value)
         if kind is list or kind is tuple:
             if value and isinstance(value[0], Tensor):
@@ -442,7 +442,7 @@ class _Sequence:
             self._describe_tensors(rest, key, new)
 
     def _description(self, tensors: Sequence[Tensor]) -> Description:
-        """What matters of tensors.
+        """The description of tensors.
 
         Raises:
             _DifferentError: they cannot be a part of this sequence.
@@ -531,7 +531,7 @@ class _Sequence:
         return [tensor for _, made in self._made for tensor in made.tensors]
 
     def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
-        """What computes the sequence as a whole."""
+        """The program of the sequence as a whole."""
         known = self._node.programs.setdefault(wanted, [])
         program = next((p for p in known if p.holds(leaves)), None)
         if program is None:
@@ -598,7 +598,7 @@ _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
 def _count_changes(op: OpOverload, args: Sequence[Any]) -> None:
-    """Increments the versions of what a call changes."""
+    """Increments the versions of the tensors that a call changes."""
     if not torch.is_inference_mode_enabled():  # there are no versions
         for position in _written(op):
             torch.autograd.graph.increment_version(args[position])
@@ -606,7 +606,7 @@ def _count_changes(op: OpOverload, args: Sequence[Any]) -> None:
 
 @cache
 def _written(op: OpOverload) -> tuple[int, ...]:
-    """Which arguments the operator changes."""
+    """Positions of the arguments that the operator changes."""
     infos = [argument.alias_info for argument in op._schema.arguments]
     return tuple(k for k, info in enumerate(infos) if info is not None and info.is_write)
 
@@ -614,7 +614,7 @@ def _written(op: OpOverload) -> tuple[int, ...]:
 def _results(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[Any, ...]] | None:
-    """(dtype, sizes, strides) of what a call gives; None for an operator that gives nothing.
+    """(dtype, sizes, strides) of a call's results; None for an operator without results.
 
     Raises:
         _DifferentError: PyTorch refuses the call, or cannot tell.

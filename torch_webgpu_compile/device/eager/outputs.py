@@ -1,4 +1,4 @@
-"""Operators that write into tensors they are given: what PyTorch checks before."""
+"""``out=`` operators and PyTorch's checks of the tensors that they write into."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def from_result(
 
 
 def _scalar_type(tensor: Tensor) -> str:
-    """As PyTorch's messages name a dtype: ``Long``."""
+    """A dtype's name in PyTorch's messages: ``Long``."""
     return tensor.type().rpartition(".")[2].removesuffix("Tensor")
 
 

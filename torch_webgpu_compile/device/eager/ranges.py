@@ -42,7 +42,7 @@ def _filled(make: OpOverload, warns: bool, *arguments: Any, out: Tensor) -> Tens
 
 
 def _overloads() -> Iterator[tuple[str, str, OpOverload]]:
-    """The names of those with ``out=``, and those without, with their names."""
+    """(name of an overload with ``out=``, name without, the latter overload) of each operator."""
     yield "arange.start_out", "arange.start_step", aten.arange.start_step
     yield "range.out", "range.step", aten.range.step
     for name in ("linspace", "logspace"):

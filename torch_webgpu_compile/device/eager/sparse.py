@@ -41,7 +41,7 @@ _QUIET = frozenset(
 
 
 def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
-    """An operator on what is sparse, or is to be; its results are on the device.
+    """Runs an operator on sparse tensors, or one that makes them; its results are on the device.
 
     Raises:
         UnsupportedOp: under ``TORCH_WEBGPU_FALLBACK=error``.

@@ -85,7 +85,7 @@ def _nested(padded: Tensor, lengths: Tensor, keeps: Tensor) -> Tensor:
 
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `_nested` made one of.
+    """The padded tensor, mask and lengths of a nested tensor that `_nested` has made.
 
     Raises:
         NotImplementedError: it is another nested tensor.
@@ -109,7 +109,7 @@ def encoder_layer_of_nested(src: Tensor, *rest: Any, **keywords: Any) -> Tensor:
 def padded_of_nested(
     nested: Tensor, padding: float, output_size: Sequence[int] | None = None
 ) -> Tensor:
-    """``to_padded_tensor``: of ``output_size``, or as long as the longest row."""
+    """``to_padded_tensor`` to ``output_size``, or to the length of the longest row."""
     padded, lengths, keeps = _padded(nested)
     length = int(lengths.max()) if output_size is None else min(output_size[1], padded.shape[1])
     if int(lengths.max()) > length:

@@ -1,4 +1,4 @@
-"""Work on tensors that is done when somebody looks at their memory, and not before.
+"""Work on tensors that is deferred until their memory is accessed.
 
 `device.eager.lists` gathers calls in this way. Whoever finds the memory of a tensor, or tells how
 much there is or whether it is ready, settles that first.
@@ -18,7 +18,7 @@ def defer(work: Callable[[], None] | None) -> None:
 
 
 def settle() -> None:
-    """Does what was deferred.
+    """Does the deferred work.
 
     Raises:
         DeviceError: the GPU refused it.

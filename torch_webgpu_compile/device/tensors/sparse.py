@@ -37,7 +37,7 @@ _OF_COMPRESSED = (
 
 
 def structure_kernels() -> dict[tuple[str, str], Callable[..., Any]]:
-    """By operator and dispatch key, those that only put tensors together or take them apart."""
+    """Kernels that only take sparse tensors apart or build them, by operator and dispatch key."""
     found: dict[tuple[str, str], Callable[..., Any]] = {}
     for key, keys, names in (
         ("SparsePrivateUse1", _COO, _OF_COO),

@@ -189,7 +189,7 @@ FEWEST_OF_MANY = 8
 
 
 class Likeness:
-    """What many tensors are like, but for their memory: all of it is compared in one call of C++.
+    """The properties of many tensors but their memory, all compared in one call of C++.
 
     That is their types, dtypes, devices, sizes, strides, keys of dispatch (so that none is lazily
     conjugated or negated unless it was) and whether they require gradients.
@@ -243,7 +243,7 @@ Memory = _StorageReference | None
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Where tensors begin; one without elements is nowhere, at a number of its own."""
+    """Start addresses of tensors; a tensor without elements has a number of its own."""
     addresses = tuple(map(data_ptr, tensors))
     if all(addresses):
         return addresses
@@ -396,12 +396,12 @@ def lose(device: Device, index: int) -> None:
 
 
 def storage_address(address: int) -> int:
-    """Where the storage starts that an address points into; 0 for an empty tensor's."""
+    """The start of the storage that an address points into; 0 for an empty tensor's."""
     return address & ~_OFFSET_MASK
 
 
 def starts_of(addresses: Sequence[int]) -> list[int]:
-    """Where the storages start that addresses point into, without those of empty tensors."""
+    """The starts of the storages that addresses point into, without those of empty tensors."""
     return [address & ~_OFFSET_MASK for address in addresses if address > _OFFSET_MASK]
 
 

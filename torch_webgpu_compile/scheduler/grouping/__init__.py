@@ -1,1 +1,1 @@
-"""Passes that decide what shares a kernel: loop graphs to schedules."""
+"""Passes that decide which nodes share a kernel: loop graphs to schedules."""

@@ -1,4 +1,4 @@
-"""Which nodes share a kernel.
+"""Fusion: the nodes of a loop graph in groups, each of which is a kernel.
 
 `fuse` walks the nodes in order and lets each one join a group that computes what it reads (or, for
 a reduction, reads the same rows), when legality and the target's limits allow; else it opens a
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which nodes of a graph share a kernel; the groups are in no order yet.
+    """The nodes of a graph in groups that share a kernel each, in no order yet.
 
     ``Group.needs`` are positions in ``groups``.
     """
@@ -306,7 +306,7 @@ class Fuser:
         return Member(node.output, body, index, True, node.kind, node.origins)
 
     def _source(self, load: Load) -> tuple[int | str, tuple[Scalar, ...]]:
-        """What a load is of: what one kernel writes at a place, as sums of parts, is of one source.
+        """The source of a load: parts of a sum that one kernel writes at a place have one source.
 
         Other buffers are sources by themselves.
         """
@@ -380,8 +380,8 @@ def fuse(graph: LoopGraph, target: Target) -> Grouping:
     return Grouping(graph, tuple(Fuser(graph, target).run()))
 
 
-def open_groups(graph: LoopGraph, target: Target) -> Grouping:
-    """A group per node: what there is without fusion."""
+def one_group_per_node(graph: LoopGraph, target: Target) -> Grouping:
+    """The groups of a graph that is not fused: one per node."""
     return Grouping(graph, tuple(Fuser(graph, target).run(join=False)))
 
 

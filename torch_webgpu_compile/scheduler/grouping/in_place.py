@@ -14,7 +14,7 @@ from ...symbolic.sizes import ZERO, linearize
 from .fusion import Group, Grouping, depends
 
 
-def share_memory(grouping: Grouping, single: bool = False) -> Grouping:
+def write_in_place(grouping: Grouping, single: bool = False) -> Grouping:
     """Finds the scatters that need no copy, and orders the readers of what they overwrite.
 
     The initial contents may be overwritten when nothing reads them after the scatter: for an
@@ -55,7 +55,7 @@ def share_memory(grouping: Grouping, single: bool = False) -> Grouping:
 
 
 class _Sharing:
-    """The state of one `share_memory` call.
+    """The state of one `write_in_place` call.
 
     Args:
         copied: results of scatters that are known not to be in place.
@@ -136,7 +136,7 @@ class _Sharing:
         return old if words else None
 
     def _is_legal(self, node: Scatter, root: str) -> bool:
-        """Whether the root's memory may hold the result, apart from who reads what it held."""
+        """Whether the root's memory may hold the result, but for the readers of its contents."""
         if not node.reads_own_elements or node.initial in self.graph.returned:
             return False
         match self.buffers[root].origin:

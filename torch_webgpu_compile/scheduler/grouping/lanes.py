@@ -1,4 +1,4 @@
-"""The schedule of one entry of each of a call's lists, repeated for many.
+"""Repeats the schedule of one entry of a call's lists for many entries, the lanes.
 
 An operator on lists does the same to every entry. So one entry is enough for all that decides what
 becomes a kernel; what follows here has no decisions but how many entries share a dispatch. Sizes
@@ -40,7 +40,7 @@ _MOST = 16
 _MOST_OTHERS = 4
 
 
-def side_by_side(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
+def repeat_lanes(schedule: Schedule, lanes: Lanes, target: Target) -> Schedule:
     """The schedule of as many lanes as a dispatch has room for, at most ``lanes.count``.
 
     Inputs are the lanes' own, lane after lane, then what they share; results are lane after lane.
@@ -146,7 +146,7 @@ class _Lane:
         return tuple(substitute(expr, self._values) for expr in exprs)
 
     def buffers(self) -> dict[str, Buffer]:
-        """Those that are not shared."""
+        """The buffers that are not shared."""
         made = {}
         for name, buffer in self._graph.buffers.items():
             own = self._names[name]
@@ -162,12 +162,12 @@ class _Lane:
         return made
 
     def inputs(self) -> list[GraphInput]:
-        """Those that are not shared."""
+        """The inputs that are not shared."""
         own = self._graph.inputs[: self._lanes.own]
         return [replace(i, buffer=None if i.buffer is None else self._names[i.buffer]) for i in own]
 
     def outputs(self) -> list[GraphOutput]:
-        """What the lane gives and changes."""
+        """The outputs of the lane."""
         first = self._number * self._lanes.own
         return [
             replace(

@@ -71,7 +71,7 @@ def _may_connect(clusters: Clusters, maps: Mapping[int, MapGroup], one: int, two
 
 
 def _places(group: MapGroup, buffers: dict[str, Buffer]) -> list[Expr]:
-    """Where a group writes: groups that write in different orders are best apart."""
+    """The places that a group writes: groups that write in different orders are best apart."""
     return [linearize(m.index, buffers[m.output].strides) for m in group.members if m.store]
 
 

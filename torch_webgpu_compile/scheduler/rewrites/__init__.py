@@ -1,1 +1,1 @@
-"""Passes that change what a graph computes its results by: loop graphs to loop graphs."""
+"""Passes that change how a graph computes its results: loop graphs to loop graphs."""

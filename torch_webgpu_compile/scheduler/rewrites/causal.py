@@ -1,6 +1,6 @@
-"""Attention masks that leave no key after its query, or none from a number of keys before it on.
+"""Recognizes causal masks of attention, and those of a sliding window.
 
-The kernel then passes over those keys.
+The kernel then passes over the keys that such a mask excludes.
 
 A mask is a bias of -inf, or one like -1e9 that takes the place of scores or is added to them. The
 latter leaves a row without other keys its weights: it is the same only where each query has a key.
@@ -65,7 +65,7 @@ _Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 _Known = dict[tuple[Scalar, Scalar | None], _Arrays | None]
 
 
-def find_causal(graph: LoopGraph) -> LoopGraph:
+def find_causal_masks(graph: LoopGraph) -> LoopGraph:
     """The graph in which attention whose mask excludes every key after its query is causal.
 
     It has a window where every key is excluded that is further back. The mask is dropped where it
@@ -132,7 +132,7 @@ def followed(value: Scalar, producers: _Producers) -> Scalar:
 
 
 def conditions_of(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
-    """What must hold for the bias not to be the lowest."""
+    """The conditions under which the bias is not the lowest."""
     match bias:
         case Op("where", (condition, one, other)) | Masked(condition, one, other):
             if _is_lowest(followed(other, producers)):
@@ -142,7 +142,7 @@ def conditions_of(bias: Scalar, producers: _Producers) -> Iterator[Scalar]:
 
 
 def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> Iterator[Scalar]:
-    """What must hold for a condition to hold, or not to: a bool, or a number that is not 0."""
+    """The conditions that make a condition hold, or not: a bool, or a number that is not 0."""
     condition = followed(condition, producers)
     is_bool = condition.dtype.kind is Kind.BOOL
     match condition:
@@ -172,7 +172,7 @@ def _conjuncts(condition: Scalar, producers: _Producers, holds: bool = True) -> 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What the conditions for a key to be there say of its distance from the query.
+    """Bounds, by the conditions for a key to be there, of its distance from the query.
 
     Attributes:
         causal: the key is at most the query.
@@ -229,7 +229,7 @@ def _constant_of(difference: Expr | None, distance: Expr) -> int | None:
 
 
 def sides_of(bias: Scalar, producers: _Producers) -> tuple[Scalar, ...]:
-    """What a bias chooses between."""
+    """The values that a bias chooses between."""
     match bias:
         case Op("where", (_, one, other)) | Masked(_, one, other):
             return followed(one, producers), followed(other, producers)

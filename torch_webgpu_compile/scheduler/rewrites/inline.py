@@ -31,7 +31,7 @@ from ...ir.scalar import (
     CALL_COST,
     LOOPING_CALL_COST,
     OPS,
-    Call,
+    FunctionCall,
     Index,
     Load,
     Masked,
@@ -69,7 +69,7 @@ def body_cost(body: Scalar) -> int:
     for node in walk(body):
         if isinstance(node, Op):
             total += OPS[node.name].cost
-        elif isinstance(node, Call):
+        elif isinstance(node, FunctionCall):
             total += LOOPING_CALL_COST if node.function.has_loops else CALL_COST
     return total
 
@@ -189,9 +189,9 @@ def _is_of_scores(node: Pointwise, users: list[Node], graph: LoopGraph) -> bool:
 
 
 def _is_new_row(node: Pointwise, users: list[Node]) -> bool:
-    """Whether a node is only what is written to a row of what attention in parts reads.
+    """Whether a node is only a row that is written to a cache of attention in parts.
 
-    Then few invocations, in one of the parts, read it: see `new_rows`.
+    Then few invocations, in one of the parts, read it: see `cache_writes`.
     """
     attention = [user for user in users if isinstance(user, Attention)]
     return (

@@ -1,4 +1,4 @@
-"""Which intermediates are channels-last, so that convolutions load and store full vectors.
+"""Channels-last layouts of intermediates, so that convolutions access full vectors.
 
 Lowering makes every intermediate contiguous: images are [N, C, H, W] in memory. Four neighbours
 along the inner dimension of a convolution (its taps and input channels) are then four loads.

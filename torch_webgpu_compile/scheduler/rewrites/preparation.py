@@ -1,4 +1,4 @@
-"""What depends on parameters and constants alone is computed once, not in every call.
+"""Hoists work on parameters and constants alone out of calls: it is computed once.
 
 Weights in the layout that a kernel wants, tables of positions, masks, products of weights: their
 nodes become a graph of its own, the *preparation*, and its results are kept beside the parameters.
@@ -29,8 +29,8 @@ from .. import cost
 from .inline import body_cost
 
 
-def separate_preparation(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
-    """What every call computes, and what is computed once for many calls.
+def hoist_parameter_work(graph: LoopGraph, target: Target) -> Program[LoopGraph]:
+    """The graph of every call, and the graph of the work on parameters, done once for many calls.
 
     The second graph computes from static inputs and constants alone. Its results, in order, are the
     buffers of origin PREPARED of the first graph.
@@ -117,7 +117,7 @@ def _static_nodes(graph: LoopGraph) -> dict[str, Node]:
 
 
 def _is_dequantized(buffer: Buffer, read: Iterable[Buffer]) -> bool:
-    """Whether a buffer of floats has what is packed in half of its bytes, or less.
+    """Whether a buffer of floats is unpacked from half of its bytes, or less.
 
     Of each integer that is read, at most eight elements: not of positions, say, rows of a table.
     """
@@ -208,7 +208,7 @@ def _nbytes_of(buffer: Buffer) -> int:
 
 
 def _alive_nbytes(graph: LoopGraph) -> list[int]:
-    """Bytes of what nodes compute that are alive at each node."""
+    """Bytes of nodes' results that are alive at each node."""
     last: dict[str, int] = {}
     for at, node in enumerate(graph.nodes):
         last.update(dict.fromkeys((*inputs_of(node), *outputs_of(node)), at))
@@ -227,7 +227,7 @@ def _alive_nbytes(graph: LoopGraph) -> list[int]:
 
 
 def _held_nbytes(graph: LoopGraph) -> int:
-    """What a call needs at once: its arguments, and the most that other buffers ever take."""
+    """The peak memory of a call: its arguments, and the most that other buffers ever take."""
     given = [spec.buffer for spec in graph.inputs if spec.buffer is not None]
     arguments = sum(_nbytes_of(graph.buffers[name]) for name in (*given, *graph.constants))
     return arguments + max(_alive_nbytes(graph), default=0)

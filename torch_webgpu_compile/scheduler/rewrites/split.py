@@ -1,4 +1,4 @@
-"""Splitting what is too small to fill a GPU: partial results, then theirs.
+"""Splits work that is too small to fill a GPU: partial results, then their combination.
 
 Reductions of few, long rows, and contractions of small results over a long inner dimension.
 """
@@ -98,7 +98,7 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _sums_of_powers(graph: LoopGraph) -> dict[str, Reduction]:
-    """The sums of exp(v − shift) over a row whose largest v is computed before: the nodes of that.
+    """The row's maximum of each sum of exp(v − shift) over a row, by the name of the sum.
 
     They are the denominators of softmax, log-softmax and logsumexp.
     """

@@ -18,7 +18,7 @@ from .. import cost
 
 
 def split_attention(graph: LoopGraph, target: Target) -> LoopGraph:
-    """Replaces attention with too few workgroups by its parts, and what joins them.
+    """Replaces attention with too few workgroups by its parts, and nodes that join them.
 
     Results of parts are joined as in FlashAttention's online softmax: each is multiplied by
     exp(its highest score - the highest of all).

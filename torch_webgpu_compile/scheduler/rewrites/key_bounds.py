@@ -1,4 +1,4 @@
-"""Attention masks that leave no key from a position on that data say, as of a cache that fills up.
+"""Bounds the keys of attention whose mask ends at a position that is data, as of a growing cache.
 
 Like `causal`, for masks such as "the key's number is at most the position": kernels then neither
 read nor compute what comes after, so that a token costs what the cache holds, not what it could.
@@ -36,8 +36,8 @@ from .causal import AT_LEAST, AT_MOST, conditions_of, followed, is_zero_or_lowes
 _Producers = Mapping[str, Pointwise]
 
 
-def find_key_ends(graph: LoopGraph, target: Target) -> LoopGraph:
-    """The graph in which attention knows the key at which its mask ends, where that pays.
+def bound_keys_by_mask(graph: LoopGraph, target: Target) -> LoopGraph:
+    """The graph in which attention has an upper bound of its keys from its mask, where that pays.
 
     The bias stays, as it may say more; of a single query that has no other mask it goes.
     """

@@ -1,4 +1,4 @@
-"""Where products of bfloat16 know the exponents of their factors before they begin.
+"""Products of bfloat16 in matrix units get a power of two for each row and column of their factors.
 
 Matrix units multiply f16, which has 30 exponents where bfloat16 has 254. A product that has to look
 at all that it loads takes half as long again (`templates/bfloat16_units.wgsl.jinja`). Here each row
@@ -28,7 +28,7 @@ from .preparation import static_buffers
 _DENSE = 2  # reads of a factor's elements beyond which it is no matrix, but windows of an image
 
 
-def know_exponents(graph: LoopGraph, target: Target) -> LoopGraph:
+def precompute_bf16_scales(graph: LoopGraph, target: Target) -> LoopGraph:
     """The graph in which products of bfloat16 in matrix units have shifts, where that pays."""
     if not any(_is_eligible(node, target) for node in graph.nodes):
         return graph
@@ -99,14 +99,14 @@ class _Factor:
         return bool(self.sizes) and self.numel <= _DENSE * max(read, default=0)
 
     def nbytes(self, buffers: Mapping[str, Buffer]) -> int:
-        """What a reduction of it reads."""
+        """Bytes that a reduction of it reads."""
         itemsize = max(buffers[name].dtype.itemsize for name in self.reads)
         return itemsize * self.numel
 
     def nodes(
         self, stem: str, origins: tuple[Origin, ...], buffers: dict[str, Buffer], target: Target
     ) -> tuple[Reduction, Reduction, Pointwise]:
-        """What computes the shifts."""
+        """The nodes that compute the shifts."""
         names = [
             unused_name(f"{stem}_{what}", buffers) for what in ("largest", "smallest", "shift")
         ]

@@ -1,4 +1,4 @@
-"""What is kept is bounded: the most recent of it, or what somebody has."""
+"""Caches are bounded: by their capacity, or by what somebody still refers to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.compilations import compile_function
 from tests.unit.test_signature import S, buffer, output, plan
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.plan.lru_cache import LruCache, max_resolved_sizes
 from torch_webgpu_compile.plan.model import PlanInput
-from torch_webgpu_compile.plan.recent import Recent, most_sizes
 from torch_webgpu_compile.symbolic import expressions
 from torch_webgpu_compile.symbolic.expressions import Symbol
 from torch_webgpu_compile.symbolic.interning import InternTable
@@ -23,7 +23,7 @@ from torch_webgpu_compile.symbolic.sizes import as_expr, floordiv, iteration, sy
 
 
 def test_the_last_used_are_kept():
-    recent = Recent[int, str](2)
+    recent = LruCache[int, str](2)
     recent.keep(1, "a")
     recent.keep(2, "b")
     assert recent.find(1) == "a"
@@ -34,7 +34,7 @@ def test_the_last_used_are_kept():
 
 @pytest.mark.parametrize(("dispatches", "sizes"), [(0, 64), (1, 64), (200, 40), (10_000, 16)])
 def test_long_plans_are_kept_for_fewer_sizes(dispatches, sizes):
-    assert most_sizes(dispatches) == sizes
+    assert max_resolved_sizes(dispatches) == sizes
 
 
 def test_variants_are_bounded():
@@ -42,7 +42,7 @@ def test_variants_are_bounded():
         [buffer("x", "input", S), buffer("y", "output", S)], [PlanInput("x")], [output("y", (S,))]
     )
     signature = Signature(made)
-    most = most_sizes(made.dispatch_count)
+    most = max_resolved_sizes(made.dispatch_count)
     first = signature.variant([torch.zeros(2)])
     for n in range(3, 2 * most):
         signature.variant([torch.zeros(n)])

@@ -1,4 +1,4 @@
-"""What is kept for calls to come, and how much of it."""
+"""A least-recently-used cache, and how many entries caches of resolved plans have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DISPATCHES = 8192
 _FEWEST, _MOST = 16, 64
 
 
-def most_sizes(dispatches: int) -> int:
+def max_resolved_sizes(dispatches: int) -> int:
     """How many sets of sizes a plan of so many dispatches stays resolved for.
 
     A resolved dispatch takes 5 KB of host memory and 0.2 ms to make, and what belongs to the set
@@ -23,18 +23,18 @@ def most_sizes(dispatches: int) -> int:
     return min(_MOST, max(_FEWEST, _DISPATCHES // max(1, dispatches)))
 
 
-class Recent(OrderedDict[K, V]):
-    """The values that were used last, at most ``most`` of them.
+class LruCache(OrderedDict[K, V]):
+    """A least-recently-used cache of at most ``capacity`` values.
 
     Safe to use from several threads, as far as a dictionary is: a value may be made twice.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.most = most
+        self.capacity = capacity
 
     def find(self, key: K) -> V | None:
-        """The value of a key, which is then the last one used."""
+        """The value of a key, which becomes the most recently used; None without one."""
         try:
             self.move_to_end(key)
         except KeyError:
@@ -42,10 +42,10 @@ class Recent(OrderedDict[K, V]):
         return self.get(key)  # None if another thread has just dropped it
 
     def keep(self, key: K, value: V) -> V:
-        """Adds a value, or says that it is used; those that were used longest ago go."""
+        """Adds a value, or marks it as used; evicts the values used longest ago."""
         self.pop(key, None)
         self[key] = value
-        while len(self) > self.most:
+        while len(self) > self.capacity:
             with suppress(KeyError):
                 self.popitem(last=False)
         return value

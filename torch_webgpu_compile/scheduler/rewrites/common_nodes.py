@@ -1,4 +1,4 @@
-"""What is equal looks equal, and is computed once."""
+"""Canonicalises nodes, then eliminates common ones: each is computed once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...symbolic.sizes import ONE, ZERO, Expr, substitute
 
 
 def drop_unit_symbols(graph: LoopGraph) -> LoopGraph:
-    """The graph with 0 for every iteration symbol of extent 1, which has one point."""
+    """The graph with 0 for every iteration symbol of extent 1, so that equal nodes look equal."""
     nodes = tuple(map_computed(node, _without_units) for node in graph.nodes)
     return graph.with_nodes(nodes, graph.buffers)
 
@@ -29,11 +29,11 @@ def _without_units(value: Scalar | Expr, space: Space) -> Scalar | Expr:
     return substitute_symbols(value, units)
 
 
-def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
+def eliminate_common_nodes(graph: LoopGraph) -> LoopGraph:
     """The graph without pointwise nodes, reductions and contractions that repeat earlier ones.
 
-    That is, for one, the mask that every layer's attention converts.
-    What an output shows stays, and what a node takes as a whole.
+    An example is the mask that every layer's attention converts.
+    Nodes that outputs show stay, and those whose result another node takes as a whole.
     """
     kept_names = graph.returned.union(*map(taken_whole, graph.nodes))
     first: dict[Hashable, str] = {}
@@ -57,7 +57,7 @@ def share_equal_nodes(graph: LoopGraph) -> LoopGraph:
 
 
 def _key(node: Node, buffers: dict[str, Buffer]) -> Hashable:
-    """Equal for nodes with equal results in equal layouts; None for what may not be shared."""
+    """A key that nodes with equal results in equal layouts share; None if the node has to stay."""
     match node:
         case Pointwise(output) | Reduction(output) | Contraction(output):
             own = replace(node, output="", origins=())

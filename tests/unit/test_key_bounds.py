@@ -13,9 +13,9 @@ from tests.compilations import TARGET, compile_function
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.scheduler import cost
-from torch_webgpu_compile.scheduler.rewrites.causal import find_causal
-from torch_webgpu_compile.scheduler.rewrites.equal_nodes import drop_unit_symbols
-from torch_webgpu_compile.scheduler.rewrites.key_ends import find_key_ends
+from torch_webgpu_compile.scheduler.rewrites.causal import find_causal_masks
+from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols
+from torch_webgpu_compile.scheduler.rewrites.key_bounds import bound_keys_by_mask
 from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention
 from torch_webgpu_compile.target import Machine
 
@@ -81,8 +81,8 @@ def ended(mask, queries, at, target=EAGER):
 
     arguments = torch.randn(2, 3, queries, 8), torch.randn(2, 3, KEYS, 8), torch.tensor(at)
     state = compile_function(function, *arguments, target=target)
-    graph = find_causal(drop_unit_symbols(split_attention(state.graph, target)))
-    changed = find_key_ends(graph, target)
+    graph = find_causal_masks(drop_unit_symbols(split_attention(state.graph, target)))
+    changed = bound_keys_by_mask(graph, target)
     (node,) = (node for node in changed.nodes if isinstance(node, Attention))
 
     def check(at):

@@ -1,4 +1,4 @@
-"""Attention over a cache that gets one new row: the row is read from where it is computed.
+"""Forwards the row that a call writes to a key or value cache to the attention that reads it.
 
 A scatter of one row at a position is, for its readers, a choice: element s of the dimension is the
 new row where s is the position, else what was there. Attention that makes the choice need not wait
@@ -34,7 +34,7 @@ from ...target import Target
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a scatter of one row does.
+    """A scatter of one row, taken apart.
 
     Attributes:
         dimension: of the output, that ``position`` is an index into.
@@ -47,7 +47,7 @@ class _Row:
     symbols: tuple[Symbol | None, ...]
 
 
-def read_new_rows(graph: LoopGraph, target: Target) -> LoopGraph:
+def forward_cache_writes(graph: LoopGraph, target: Target) -> LoopGraph:
     """The graph in which attention over a cache reads a new row from where it is computed.
 
     Its other rows are read from the input, before the scatter changes it. This is only done where
