@@ -116,7 +116,7 @@ def test_the_reference_has_every_public_name() -> None:
 def test_the_page_on_fusion_names_passes_in_their_order() -> None:
     page = (ROOT / "docs/fusion.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| `(\w+)` \|", page, re.M)
-    joining = [step.name for step in PASSES if step.name.startswith(("join_", "side_by"))]
+    joining = [step.name for step in PASSES if step.name.startswith(("join_", "repeat_lanes"))]
     assert [name for name in named if name in joining] == joining
     assert {*named, "fuse"} <= {step.name for step in PASSES}
 
