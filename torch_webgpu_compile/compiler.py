@@ -18,8 +18,14 @@ import torch
 from . import fallbacks
 from .callables.signature import Signature
 from .captured import CapturedGraph, Phase
-from .codegen import generate
+from .codegen import Kernels, render, verify_kernels
 from .codegen.hardening import harden
+from .codegen.tilings.choose import (
+    TiledSchedule,
+    choose_tilings,
+    format_tilings,
+    verify_tilings,
+)
 from .counters import counters
 from .errors import VerificationError, WebGPUCompileError, too_large
 from .inspection import debug
@@ -139,14 +145,6 @@ class Compilation:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """A schedule and the calls that code generation made of it, in order."""
-
-    schedule: Schedule
-    calls: tuple[KernelCall | HostCall, ...]
-
-
-@dataclass(frozen=True)
 class Form:
     """What passes take and give.
 
@@ -219,15 +217,12 @@ def _side_by_side(schedule: Schedule, state: Compilation) -> Schedule:
     return schedule if lanes is None else side_by_side(schedule, lanes, state.target)
 
 
-def _generate(program: Program[Schedule], state: Compilation) -> Program[Kernels]:
-    def made(schedule: Schedule) -> Kernels:
-        if state.tune is not None and not state.options.deterministic:
-            tilings = state.tune(schedule)
-        else:
-            tilings = tilings_for(state.target, state.options)
-        return Kernels(schedule, generate(schedule, state.target, tilings))
-
-    return program.map(made)
+def _choose_tilings(schedule: Schedule, state: Compilation) -> TiledSchedule:
+    if state.tune is not None and not state.options.deterministic:
+        measured = state.tune(schedule)
+    else:
+        measured = tilings_for(state.target, state.options)
+    return choose_tilings(schedule, state.target, measured)
 
 
 def _plan(program: Program[Kernels], state: Compilation) -> Plan:
@@ -247,10 +242,6 @@ def _verify_graph(graph: LoopGraph, before: object, target: Target) -> None:
     verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
 
 
-def _verify_kernels(program: Program[Kernels], before: object, target: Target) -> None:
-    """Kernels are verified by the WGSL compiler."""
-
-
 def _verify_separated(program: Program[LoopGraph], before: LoopGraph, target: Target) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
@@ -260,6 +251,14 @@ def _verify_separated(program: Program[LoopGraph], before: LoopGraph, target: Ta
 def _verify_groupings(program: Program[Grouping], before: object, target: Target) -> None:
     for part in program.parts:
         verify_grouping(part)
+
+
+def _verify_each(verify: Callable[[Any, Target], None]) -> Callable[[Any, Any, Target], None]:
+    def both(program: Program[Any], before: object, target: Target) -> None:
+        for part in program.parts:
+            verify(part, target)
+
+    return both
 
 
 def _verify_schedules(program: Program[Schedule], before: object, target: Target) -> None:
@@ -280,8 +279,11 @@ GROUPS = Form(
 )
 SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedule))
 HARDENED = replace(SCHEDULES, name="Program[Schedule], hardened")
+TILED = Form("Program[TiledSchedule]", _verify_each(verify_tilings), _of_parts(format_tilings))
 KERNELS = Form(
-    "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
+    "Program[Kernels]",
+    _verify_each(verify_kernels),
+    _of_parts(lambda part: debug.calls_text(part.calls)),
 )
 PLAN = Form("Plan", lambda plan, before, target: verify_plan(plan), debug.plan_text)
 
@@ -343,7 +345,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
     # How it is computed.
     Pass("harden", SCHEDULES, HARDENED, _each(_alone(harden))),
-    Pass("wgsl", HARDENED, KERNELS, _generate),
+    Pass("choose_tilings", HARDENED, TILED, _each(_choose_tilings)),
+    Pass("wgsl", TILED, KERNELS, _each(_on_target(render))),
     Pass("plan", KERNELS, PLAN, _plan),
 )
 

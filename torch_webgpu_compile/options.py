@@ -71,6 +71,7 @@ DEBUG_STAGES = (
     "join_small_kernels",
     "harden",
     "schedule",
+    "choose_tilings",
     "wgsl",
     "plan",
 )
