@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings import choose as choice
 from torch_webgpu_compile.codegen.tilings.attention_tilings import _GRADIENT_TILINGS
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.plan import cache as plan_cache
@@ -51,10 +51,10 @@ def measure(shape: tuple[int, int, int, int], dropout: float) -> None:
     _report("forward with logsumexp", seconds_per_call(lambda: attend(q, k, v), wait), 2, shape)
     inputs = grad, q, k, v, None, logsumexp, delta
     backward = torch.ops.webgpu.attention_backward
-    chosen = attention_gradient.choose_attention_gradient_tiling
+    chosen = choice.choose_attention_gradient_tiling
     for tiling in (None, *_GRADIENT_TILINGS[:5]):
         if tiling is not None:
-            attention_gradient.choose_attention_gradient_tiling = lambda *_, t=tiling: t
+            choice.choose_attention_gradient_tiling = lambda *_, t=tiling: t
         label = "chosen" if tiling is None else str(tiling).removeprefix("AttentionGradientTiling")
         for name, products, which in (("dQ", 3, slice(0, 1)), ("dK dV", 4, slice(1, 3))):
             run = _compiled(lambda *x, w=which: backward(*x, *rest)[w])
@@ -64,7 +64,7 @@ def measure(shape: tuple[int, int, int, int], dropout: float) -> None:
                 print(f"  {name} {label}: {str(error).splitlines()[0][:80]}")
                 continue
             _report(f"{name} {label}", seconds, products, shape)
-    attention_gradient.choose_attention_gradient_tiling = chosen
+    choice.choose_attention_gradient_tiling = chosen
 
 
 def measure_cuda(shape: tuple[int, int, int, int]) -> None:

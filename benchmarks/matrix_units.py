@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_webgpu_compile import backend
-from torch_webgpu_compile.codegen.kernels import contraction
-from torch_webgpu_compile.codegen.kernels.contraction import Tilings
+from torch_webgpu_compile.codegen.kernels.contraction import generate_contraction
+from torch_webgpu_compile.codegen.tilings import contraction
+from torch_webgpu_compile.codegen.tilings.contraction import TilingTable
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.errors import DeviceError
@@ -71,7 +72,7 @@ class Product:
         self.wanted = function(*(x.float() for x in inputs))
         schedules: list[Schedule] = []
 
-        def tune(schedule: Schedule) -> Tilings:
+        def tune(schedule: Schedule) -> TilingTable:
             schedules.append(schedule)
             return {}
 
@@ -97,9 +98,7 @@ class Product:
     def seconds(self, tiling: UnitsTiling) -> float:
         """Of a dispatch, in a stream of them. Raises DeviceError."""
         buffers = self.schedule.graph.buffers
-        call = contraction.generate_in_units(
-            self.group, buffers, self.device.target, self.problem, tiling
-        )
+        call = generate_contraction(self.group, buffers, self.device.target, tiling)
         steps = (call.dispatch(0),) * _DISPATCHES
         plan = replace(self.bound.executor.plan, kernels=(call.kernel,), steps=steps)
         executor = Executor(plan, self.device)

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from torch_webgpu_compile import backend
-from torch_webgpu_compile.codegen.kernels.contraction import generate_tiled, problem_of
+from torch_webgpu_compile.codegen.kernels.contraction import generate_contraction
+from torch_webgpu_compile.codegen.tilings.contraction import TilingTable, problem_of
 from torch_webgpu_compile.codegen.tilings.matmul import (
     MatmulProblem,
     MatmulTiling,
@@ -61,7 +62,7 @@ class Model:
         function, inputs = work.on_cpu()
         schedules: list[Schedule] = []
 
-        def tune(schedule: Schedule) -> autotune.Tilings:
+        def tune(schedule: Schedule) -> TilingTable:
             schedules.append(schedule)
             return known
 
@@ -93,11 +94,9 @@ class Model:
                 done.add(problem.key)
                 yield problem, group
 
-    def call(
-        self, problem: MatmulProblem, group: ContractionGroup, tiling: MatmulTiling
-    ) -> KernelCall:
-        """The kernel of a problem in a tiling."""
-        return generate_tiled(group, self.schedule.graph.buffers, self.target, problem, tiling)
+    def call(self, group: ContractionGroup, tiling: MatmulTiling) -> KernelCall:
+        """The kernel of a group in a tiling."""
+        return generate_contraction(group, self.schedule.graph.buffers, self.target, tiling)
 
     def with_kernel(self, number: int, call: KernelCall) -> Plan:
         """The plan with another kernel in a place, which binds the same buffers."""
@@ -118,12 +117,12 @@ class Model:
 
         The plan goes on with the best one, if that gains.
         """
-        now = self.call(problem, group, current)
+        now = self.call(group, current)
         found = [k for k, kernel in enumerate(self.plan.kernels) if kernel.wgsl == now.kernel.wgsl]
         if not found:
             return {}
         tilings = dict.fromkeys([current, *matmul_candidates(problem, self.target)])
-        calls = {tiling: self.call(problem, group, tiling) for tiling in tilings}
+        calls = {tiling: self.call(group, tiling) for tiling in tilings}
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
             self.device.compile_many([call.kernel for call in calls.values()])
         times: dict[MatmulTiling, float] = {}

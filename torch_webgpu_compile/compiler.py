@@ -18,8 +18,14 @@ import torch
 from . import fallbacks
 from .callables.signature import Signature
 from .captured import CapturedGraph, Phase, verify_captured
-from .codegen import generate
+from .codegen import Kernels, render, verify_kernels
 from .codegen.hardening import harden
+from .codegen.tilings.choose import (
+    TiledSchedule,
+    choose_tilings,
+    format_tilings,
+    verify_tilings,
+)
 from .counters import counters
 from .errors import VerificationError, WebGPUCompileError, too_large
 from .inspection import debug
@@ -141,14 +147,6 @@ class Compilation:
         return found
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """A schedule and the calls that code generation made of it, in order."""
-
-    schedule: Schedule
-    calls: tuple[KernelCall | HostCall, ...]
-
-
 def _lower(captured: CapturedGraph, state: Compilation) -> LoopGraph:
     report = fallbacks.on_fallback(state.options.fallback)
 
@@ -181,15 +179,12 @@ def _repeat_lanes(schedule: Schedule, state: Compilation) -> Schedule:
     return schedule if lanes is None else repeat_lanes(schedule, lanes, state.target)
 
 
-def _generate(program: Program[Schedule], state: Compilation) -> Program[Kernels]:
-    def made(schedule: Schedule) -> Kernels:
-        if state.tune is not None and not state.options.deterministic:
-            tilings = state.tune(schedule)
-        else:
-            tilings = tilings_for(state.target, state.options)
-        return Kernels(schedule, generate(schedule, state.target, tilings))
-
-    return program.map(made)
+def _choose_tilings(schedule: Schedule, state: Compilation) -> TiledSchedule:
+    if state.tune is not None and not state.options.deterministic:
+        measured = state.tune(schedule)
+    else:
+        measured = tilings_for(state.target, state.options)
+    return choose_tilings(schedule, state.target, measured)
 
 
 def _plan(program: Program[Kernels], state: Compilation) -> Plan:
@@ -205,10 +200,6 @@ def _verify_graph(graph: LoopGraph, before: object, state: Compilation) -> None:
     verify_loop_graph(graph, before if isinstance(before, LoopGraph) else None)
 
 
-def _verify_kernels(program: Program[Kernels], before: object, state: Compilation) -> None:
-    """Kernels are verified by the WGSL compiler."""
-
-
 def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, state: Compilation) -> None:
     for part in program.parts:
         verify_loop_graph(part, before)
@@ -218,6 +209,14 @@ def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, state: Compi
 def _verify_groupings(program: Program[Grouping], before: object, state: Compilation) -> None:
     for part in program.parts:
         verify_grouping(part)
+
+
+def _verify_each(verify: Callable[[Any, Target], None]) -> Callable[[Any, Any, Compilation], None]:
+    def both(program: Program[Any], before: object, state: Compilation) -> None:
+        for part in program.parts:
+            verify(part, state.target)
+
+    return both
 
 
 def _verify_schedules(program: Program[Schedule], before: object, state: Compilation) -> None:
@@ -242,8 +241,11 @@ GROUPS = Form(
 )
 SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedule))
 HARDENED = replace(SCHEDULES, name="Program[Schedule], hardened")
+TILED = Form("Program[TiledSchedule]", _verify_each(verify_tilings), _of_parts(format_tilings))
 KERNELS = Form(
-    "Program[Kernels]", _verify_kernels, _of_parts(lambda part: debug.calls_text(part.calls))
+    "Program[Kernels]",
+    _verify_each(verify_kernels),
+    _of_parts(lambda part: debug.calls_text(part.calls)),
 )
 PLAN = Form("Plan", lambda plan, before, state: verify_plan(plan), debug.plan_text)
 
@@ -305,7 +307,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("join_small_kernels", SCHEDULES, SCHEDULES, _each(_on_target(join_small_kernels)), True),
     # How it is computed.
     Pass("harden", SCHEDULES, HARDENED, _each(_alone(harden))),
-    Pass("wgsl", HARDENED, KERNELS, _generate),
+    Pass("choose_tilings", HARDENED, TILED, _each(_choose_tilings)),
+    Pass("wgsl", TILED, KERNELS, _each(_on_target(render))),
     Pass("plan", KERNELS, PLAN, _plan),
 )
 

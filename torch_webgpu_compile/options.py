@@ -50,7 +50,7 @@ DEBUG_STAGES = (
     *("precompute_bf16_scales", "split_reductions", "hoist_parameter_work", "one_group_per_node"),
     *("fuse", "write_in_place", "order_groups", "join_connected_maps", "join_foreach"),
     *("join_small_maps", "repeat_lanes", "join_pairs", "join_siblings", "join_small_kernels"),
-    *("harden", "schedule", "wgsl", "plan"),
+    *("harden", "schedule", "choose_tilings", "wgsl", "plan"),
 )
 """``fx`` is the captured graph, ``schedule`` the last result of those passes that regroup kernels;
 the others are the passes of `capture.graph.passes.CAPTURE_PASSES` and of `compiler.PASSES`."""

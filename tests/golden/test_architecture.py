@@ -13,7 +13,7 @@ import torch
 
 from tests.compilations import compile_function
 from tests.golden.test_golden import without_sources
-from torch_webgpu_compile.compiler import GRAPH, PLAN, SCHEDULES
+from torch_webgpu_compile.compiler import GRAPH, PLAN, SCHEDULES, TILED
 from torch_webgpu_compile.inspection import debug
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -35,6 +35,7 @@ def stage_texts() -> dict[str, str]:
         "fx": state.captured.text,
         "ir": GRAPH.text(state.graph),
         "schedule": SCHEDULES.text(state.program),
+        "choose_tilings": TILED.text(state.results["choose_tilings"]),
         "wgsl": "\n\n".join(kernels),
         "plan": PLAN.text(state.plan),
     }

@@ -10,7 +10,7 @@ from torch import nn
 from tests.compiling import native
 from tests.providers import device_in_use
 from torch_webgpu_compile import counters, explain
-from torch_webgpu_compile.codegen.kernels import attention_gradient
+from torch_webgpu_compile.codegen.tilings import choose as choice
 from torch_webgpu_compile.codegen.tilings.attention_tilings import (
     _GRADIENT_TILINGS,
     AttentionGradientTiling,
@@ -220,7 +220,7 @@ def test_tilings(tiling, monkeypatch):
 
     if tiling.workgroup > target.max_workgroup_invocations:
         pytest.skip("the adapter's workgroups are smaller")
-    monkeypatch.setattr(attention_gradient, "choose_attention_gradient_tiling", choose)
+    monkeypatch.setattr(choice, "choose_attention_gradient_tiling", choose)
     plan_cache.clear()  # plans are remembered by what they compute, not by a patched choice
     q, k, v = leaf(1, 4, 70, 12), leaf(1, 2, 67, 12), leaf(1, 2, 67, 20)
     check(attend(causal=True, grouped=True), q, k, v)

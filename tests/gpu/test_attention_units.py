@@ -19,7 +19,7 @@ from tests.providers import require_float16, target_for_units
 from tests.tint import tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as target_module
-from torch_webgpu_compile.codegen.kernels import attention_gradient, attention_kernel
+from torch_webgpu_compile.codegen.tilings import choose as choice
 from torch_webgpu_compile.codegen.tilings.attention_units import (
     AttentionGradientUnitsTiling,
     AttentionUnitsTiling,
@@ -137,7 +137,7 @@ def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[A
         used.append(tiling if fits else None)
         return used[-1]
 
-    monkeypatch.setattr(attention_kernel, "attention_units_tiling", choose)
+    monkeypatch.setattr(choice, "attention_units_tiling", choose)
     return used
 
 
@@ -193,7 +193,7 @@ def use_for_gradients(
         used.append(tiling if fits else None)
         return used[-1]
 
-    monkeypatch.setattr(attention_gradient, "attention_gradient_units_tiling", choose)
+    monkeypatch.setattr(choice, "attention_gradient_units_tiling", choose)
     return used
 
 
@@ -286,7 +286,7 @@ def test_tint_accepts_the_kernels(kind: str, unit: Unit, monkeypatch: pytest.Mon
     shared = AttentionUnitsTiling(unit, "f16", 32, 2, 2, 32, 1)
     for tiling in (None, shared, replace(shared, scored=2)):
         if tiling is not None:
-            monkeypatch.setattr(attention_kernel, "attention_units_tiling", lambda *_, t=tiling: t)
+            monkeypatch.setattr(choice, "attention_units_tiling", lambda *_, t=tiling: t)
         function, arguments = attention_of(kind, SIZES[0])
         compiled = compile_function(function, *arguments, target=on_a_gpu(config))
         (kernel,) = [k.wgsl for k in compiled.plan.kernels if k.kind == "attention"]

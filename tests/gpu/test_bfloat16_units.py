@@ -16,7 +16,8 @@ from torch import Tensor
 from tests.exponents import check, factors
 from tests.providers import require_float16, target_for_units
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.codegen.kernels import contraction
+from torch_webgpu_compile.codegen.kernels import contraction as products
+from torch_webgpu_compile.codegen.tilings import contraction
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost
@@ -74,7 +75,7 @@ def test_exponents(
     has_shifts: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contraction, "MOST_MISSED", most_missed)
+    monkeypatch.setattr(products, "MOST_MISSED", most_missed)
     product = torch.compile(torch.mm, backend="webgpu", fullgraph=True, dynamic=False)
     for name, (a, b) in factors(*sizes).items():
         if transposed:

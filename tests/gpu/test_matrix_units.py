@@ -20,7 +20,7 @@ from tests.providers import require_float16, target_for_units
 from tests.tint import misplaced, tint
 from torch_webgpu_compile import counters
 from torch_webgpu_compile import target as targets
-from torch_webgpu_compile.codegen.kernels import contraction
+from torch_webgpu_compile.codegen.tilings import contraction
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling, units_fit
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost

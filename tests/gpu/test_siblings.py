@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.providers import device_in_use, require_quick_compiler
 from torch_webgpu_compile import explain
-from torch_webgpu_compile.codegen.kernels import contraction
+from torch_webgpu_compile.codegen.tilings import contraction
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling, fits
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.tuning import autotune

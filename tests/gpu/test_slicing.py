@@ -28,11 +28,12 @@ from tests.gpu.runtime_plans import (
 )
 from tests.providers import PROVIDERS, device_in_use, device_of
 from torch_webgpu_compile.errors import IndexOutOfRangeError
+from torch_webgpu_compile.plan.entry_point import entry_point, sliced_kernel
 from torch_webgpu_compile.plan.model import USER_KERNEL, Kernel, KernelBinding
 from torch_webgpu_compile.runtime import executor
 from torch_webgpu_compile.runtime.device import Device
 from torch_webgpu_compile.runtime.executor import Executor
-from torch_webgpu_compile.runtime.pacing import Grid, Pace, sliced_kernel, slices_of
+from torch_webgpu_compile.runtime.pacing import Grid, Pace, slices_of
 from torch_webgpu_compile.runtime.profiler import time_steps
 from torch_webgpu_compile.runtime.sized import SizedDispatch, SizedPlan
 from torch_webgpu_compile.symbolic.sizes import as_expr
@@ -117,46 +118,44 @@ def test_every_kernel_has_a_variant_that_compiles(name: str) -> None:
         device.compile(variant)
 
 
+HEAD = "enable f16;\n@group(0) @binding(0) var<storage, read_write> out: array<i32>;\n"
+UNIFORM = "@group(0) @binding(1) var<uniform> parameters: array<vec4<i32>, 2>;  // s0, …\n"
+MAIN = "@compute @workgroup_size(1)\n"
 BODY = "  out[group.y * groups.x + group.x] = i32(group.z + groups.z);\n}\n"
-ARGUMENTS = "@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>"
 
 
-def handwritten(arguments: str, head: str = "", parameters: int = 0) -> Kernel:
-    wgsl = (
-        f"{head}@group(0) @binding(0) var<storage, read_write> out: array<i32>;\n"
-        f"// fn main(quoted) {{\n@compute @workgroup_size(1) fn main({arguments}) {{\n{BODY}"
-    )
-    return Kernel("hand", "test", wgsl, (KernelBinding(True),), (1, 1, 1), parameters)
+def handwritten(*text: str, parameters: int = 0) -> Kernel:
+    return Kernel("hand", "test", "".join(text), (KernelBinding(True),), (1, 1, 1), parameters)
 
 
 def test_the_text_of_a_variant() -> None:
-    variant = sliced_kernel(handwritten(ARGUMENTS, "enable f16;\n"))
+    variant = sliced_kernel(handwritten(HEAD, MAIN, entry_point("local"), BODY))
     assert variant is not None
     assert variant.parameter_count == 8
-    assert variant.wgsl == (
-        "enable f16;\n"
-        "@group(0) @binding(1) var<uniform> tw_slice: array<vec4<i32>, 2>;\n"
-        "@group(0) @binding(0) var<storage, read_write> out: array<i32>;\n"
-        "// fn main(quoted) {\n"
-        "@compute @workgroup_size(1) fn main(@builtin(workgroup_id) tw_group: vec3<u32>) {\n"
-        "  let group = tw_group + bitcast<vec4<u32>>(tw_slice[0]).xyz;\n"
-        "  let groups = bitcast<vec4<u32>>(tw_slice[1]).xyz;\n" + BODY
+    entry = (
+        "fn main(@builtin(workgroup_id) tw_group: vec3<u32>, "
+        "@builtin(local_invocation_index) local: u32) {\n"
+        "  let group = tw_group + bitcast<vec4<u32>>(parameters[FIRST]).xyz;\n"
+        "  let groups = bitcast<vec4<u32>>(parameters[GRID]).xyz;\n"
     )
-    uniform = "@group(0) @binding(1) var<uniform> sizes: array<vec4<i32>, 2>;  // s0, …\n"
-    variant = sliced_kernel(handwritten(ARGUMENTS, uniform, parameters=5))
+    declared = "@group(0) @binding(1) var<uniform> parameters: array<vec4<i32>, 2>;\n"
+    alone = entry.replace("FIRST", "0").replace("GRID", "1")
+    assert variant.wgsl == HEAD + MAIN + alone + BODY + declared
+    text = HEAD, UNIFORM, MAIN, entry_point("local"), BODY
+    variant = sliced_kernel(handwritten(*text, parameters=5))
     assert variant is not None
     assert variant.parameter_count == 16
-    assert "var<uniform> sizes: array<vec4<i32>, 4>;  // s0, …\n" in variant.wgsl
-    assert "let groups = bitcast<vec4<u32>>(sizes[3]).xyz;" in variant.wgsl
+    after = entry.replace("FIRST", "2").replace("GRID", "3")
+    assert variant.wgsl == HEAD + UNIFORM.replace(", 2>", ", 4>") + MAIN + after + BODY
 
 
 @pytest.mark.parametrize(
     "kernel",
     [
         ADD_KERNEL,
-        handwritten("@builtin(global_invocation_id) group: vec3<u32>"),
-        handwritten("input: Input"),
-        handwritten(ARGUMENTS, parameters=3),  # a uniform buffer of an unknown form
+        handwritten(HEAD, MAIN, "fn main(@builtin(workgroup_id) group: vec3<u32>) {\n}\n"),
+        handwritten(HEAD, MAIN, entry_point("local"), BODY, parameters=3),  # not declared
+        handwritten(HEAD, "/*", entry_point("local"), "*/", MAIN, entry_point("local"), BODY),
     ],
 )
 def test_other_entry_points_have_no_variant(kernel: Kernel) -> None:
@@ -296,16 +295,14 @@ def test_windows_of_a_buffer_beyond_the_binding_limit(
 
 def streaming_plan(numel: int) -> Any:
     """c = a + b by a kernel that is written as the templates write theirs."""
-    wgsl = """
+    wgsl = f"""
         @group(0) @binding(0) var<storage, read> a: array<f32>;
         @group(0) @binding(1) var<storage, read> b: array<f32>;
         @group(0) @binding(2) var<storage, read_write> c: array<f32>;
-        @compute @workgroup_size(64)
-        fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                @builtin(local_invocation_index) local: u32) {
+        @compute @workgroup_size(64) {entry_point("local")}
             let i = (group.y * groups.x + group.x) * 64u + local;
-            if (i < arrayLength(&c)) { c[i] = a[i] + b[i]; }
-        }
+            if (i < arrayLength(&c)) {{ c[i] = a[i] + b[i]; }}
+        }}
     """
     kernel = replace(ADD_KERNEL, wgsl=wgsl)
     buffers = [buffer(name, "input", numel) for name in "ab"] + [buffer("c", "output", numel)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.compilations import TARGET, compile_function
 from tests.harness import backend_of, capture, compare, lower_checked, run_graph
 from torch_webgpu_compile.captured import CapturedGraph
-from torch_webgpu_compile.codegen.kernels.contraction import problem_of
+from torch_webgpu_compile.codegen.tilings.contraction import problem_of
 from torch_webgpu_compile.compiler import Compilation
 from torch_webgpu_compile.ir.graph import (
     AnchorGroup,

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
 from tests.unit.test_joint import LARGE
+from torch_webgpu_compile.plan.entry_point import sliced_kernel
 from torch_webgpu_compile.plan.model import Dispatch
-from torch_webgpu_compile.runtime.pacing import MAX_SECONDS, pace_of, sliced_kernel, slices_of
+from torch_webgpu_compile.runtime.pacing import MAX_SECONDS, pace_of, slices_of
 from torch_webgpu_compile.symbolic.sizes import evaluate, symbols_of
 
 LONG = 32_768

@@ -13,6 +13,7 @@ from torch import nn
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
 from torch_webgpu_compile import codegen
+from torch_webgpu_compile.codegen.tilings.choose import choose_tilings
 from torch_webgpu_compile.ir.renaming import group_key
 from torch_webgpu_compile.tuning.autotune import known_tilings
 
@@ -51,22 +52,23 @@ def test_as_each_by_itself(name, monkeypatch):
     build, dynamic = MODELS[name]
     function, arguments = build(torch.randn(2, 8, 32))
     state = compile_function(function, *arguments, dynamic=dynamic, target=LARGE)
-    schedule, tilings = state.schedule, known_tilings(LARGE, "")
-    generate_group, generated = codegen._generate_group, []
+    tiled = choose_tilings(state.schedule, LARGE, known_tilings(LARGE, ""))
+    render_group, rendered = codegen._render_group, []
 
     def counted(group, *rest):
-        generated.append(group)
-        return generate_group(group, *rest)
+        rendered.append(group)
+        return render_group(group, *rest)
 
-    monkeypatch.setattr(codegen, "_generate_group", counted)
-    calls = codegen.generate(schedule, LARGE, tilings)
+    monkeypatch.setattr(codegen, "_render_group", counted)
+    calls = codegen.render(tiled, LARGE).calls
+    groups, buffers = state.schedule.groups, state.schedule.graph.buffers
     alone = [
         call
-        for group in schedule.groups
-        for call in generate_group(group, schedule.graph.buffers, LARGE, tilings)
+        for group, tilings in zip(groups, tiled.tilings, strict=True)
+        for call in render_group(group, buffers, LARGE, tilings)
     ]
     assert list(calls) == alone
-    assert len(generated) < len(schedule.groups)
+    assert len(rendered) < len(groups)
 
 
 def test_layouts_matter():

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from typing import assert_never
 
+from ..errors import VerificationError
 from ..ir.anchors import are_contractions
-from ..ir.attention_nodes import Attention, AttentionGradient
+from ..ir.attention_nodes import AttentionGradient
 from ..ir.buffers import Buffer
-from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
+from ..ir.depthwise_nodes import DepthwiseConvolution
 from ..ir.graph import (
     AnchorGroup,
     ForeachGroup,
     JointGroup,
     KernelGroup,
+    LoopGraph,
     MapGroup,
+    PairGroup,
     RowGroup,
     Schedule,
+    SiblingGroup,
     SingleGroup,
+    buffers_of,
     dispatch_count,
 )
 from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import group_key
 from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from ..ir.transposition import find_transposition
-from ..plan.model import KernelCall
+from ..plan.model import STATUS, KernelCall
 from ..target import Target
 from .kernels.attention_gradient import generate_attention_gradient
 from .kernels.attention_kernel import generate_attention
 from .kernels.attention_parts import generate_attention_parts
-from .kernels.contraction import Tilings, generate_contraction, has_shifts
+from .kernels.contraction import generate_contraction
 from .kernels.depthwise import generate_depthwise, generate_depthwise_weight_gradient
 from .kernels.factorization import generate_factorization
 from .kernels.foreach import generate_foreach
@@ -49,43 +57,59 @@ from .kernels.sorting import (
 from .kernels.transpose import generate_transpose
 from .kernels.triangular import generate_triangular_solve
 from .kernels.user_kernel import generate_user_kernel
+from .tilings.attention_tilings import (
+    AttentionGradientTiling,
+    AttentionPartsTiling,
+    AttentionTiling,
+)
+from .tilings.attention_units import AttentionGradientUnitsTiling, AttentionUnitsTiling
+from .tilings.choose import TiledSchedule, Tiling, Tilings
+from .tilings.contraction import has_shifts
+from .tilings.depthwise import DepthwiseTiling
+from .tilings.fourier import FourierTiling
+from .tilings.matmul import FewRowsTiling, MatmulTiling
+from .tilings.units import UnitsTiling
 
-__all__ = ["generate"]
+__all__ = ["Kernels", "render", "verify_kernels"]
 
 
-def generate(
-    schedule: Schedule, target: Target, tilings: Tilings
-) -> tuple[KernelCall | HostCall, ...]:
-    """The kernel calls (and host calls) of a schedule, in order.
+@dataclass(frozen=True)
+class Kernels:
+    """A schedule, and the kernel calls and host calls that each of its groups becomes."""
 
-    Models repeat their layers: groups that differ in their buffers only are generated once.
+    schedule: Schedule
+    of_groups: tuple[tuple[KernelCall | HostCall, ...], ...]
+
+    @property
+    def calls(self) -> tuple[KernelCall | HostCall, ...]:
+        """All calls, in order."""
+        return tuple(chain.from_iterable(self.of_groups))
+
+
+def render(tiled: TiledSchedule, target: Target) -> Kernels:
+    """The kernels of a schedule whose tilings are chosen.
+
+    Models repeat their layers: groups that differ in their buffers only are rendered once.
     """
-    calls: list[KernelCall | HostCall] = []
-    known: dict[Hashable, tuple[tuple[str, ...], list[KernelCall]]] = {}
-    buffers = schedule.graph.buffers
-    for group in schedule.groups:
-        key, names = group_key(group, buffers) or (None, ())
-        if key in known:
-            first, repeated = known[key]
-            instead = dict(zip(first, names, strict=True))
-            calls += [call.on(instead) for call in repeated]
+    found: list[tuple[KernelCall | HostCall, ...]] = []
+    known: dict[Hashable, tuple[tuple[str, ...], tuple[KernelCall, ...]]] = {}
+    schedule, buffers = tiled.schedule, tiled.schedule.graph.buffers
+    for group, tilings in zip(schedule.groups, tiled.tilings, strict=True):
+        form, names = group_key(group, buffers) or (None, ())
+        key = form, tilings
+        if form is not None and (same := known.get(key)) is not None:
+            instead = dict(zip(same[0], names, strict=True))
+            found.append(tuple(call.on(instead) for call in same[1]))
             continue
-        made = _generate_group(group, buffers, target, tilings)
-        kernels = [call for call in made if isinstance(call, KernelCall)]
-        assert _is_count(len(kernels), group, buffers), group
-        calls += made
-        if key is not None:
+        calls = tuple(_render_group(group, buffers, target, tilings))
+        if form is not None:
+            kernels = tuple(call for call in calls if isinstance(call, KernelCall))
             known[key] = names, kernels
-    return tuple(calls)
+        found.append(calls)
+    return Kernels(schedule, tuple(found))
 
 
-def _is_count(kernels: int, group: KernelGroup, buffers: dict[str, Buffer]) -> bool:
-    """Whether so many kernels are made of a group; one more of products with shifts."""
-    more = kernels - dispatch_count(group, buffers)
-    return more in (0, int(are_contractions(group) and has_shifts(group)))
-
-
-def _generate_group(
+def _render_group(
     group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
 ) -> Sequence[KernelCall | HostCall]:
     """One call of a group, or as many as `dispatch_count` says."""
@@ -95,12 +119,39 @@ def _generate_group(
         return generate_scatter(group.node, buffers, target)
     if not dispatch_count(group, buffers):
         return []
-    if are_contractions(group):
-        return generate_contraction(group, buffers, target, tilings)
-    return [_generate_kernel(group, buffers, target)]
+    if tilings:
+        return [_render_tiled(group, buffers, target, tiling) for tiling in tilings]
+    return [_render_kernel(group, buffers, target)]
 
 
-def _generate_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+def _render_tiled(
+    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tiling: Tiling
+) -> KernelCall:
+    """The kernel of a group in one of its tilings."""
+    match group, tiling:
+        case AnchorGroup() as one, (AttentionTiling() | AttentionUnitsTiling()) as chosen:
+            return generate_attention(one, buffers, target, chosen)
+        case AnchorGroup() as one, AttentionPartsTiling() as chosen:
+            return generate_attention_parts(one, buffers, target, chosen)
+        case AnchorGroup(anchor=DepthwiseConvolution()) as one, DepthwiseTiling() as chosen:
+            return generate_depthwise(one, buffers, target, chosen)
+        case AnchorGroup() as one, DepthwiseTiling() as chosen:
+            return generate_depthwise_weight_gradient(one, buffers, target, chosen)
+        case SingleGroup(AttentionGradient() as node), (
+            AttentionGradientTiling() | AttentionGradientUnitsTiling()
+        ) as chosen:
+            return generate_attention_gradient(node, buffers, target, chosen)
+        case SingleGroup(Fourier() as node), FourierTiling() as chosen:
+            return generate_fourier(node, buffers, target, chosen)
+        case (AnchorGroup() | PairGroup() | SiblingGroup()) as products, (
+            FewRowsTiling() | MatmulTiling() | UnitsTiling()
+        ) as chosen:
+            return generate_contraction(products, buffers, target, chosen)
+    raise AssertionError(f"verify_tilings lets no {group} have {tiling}")
+
+
+def _render_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Target) -> KernelCall:
+    """The one kernel of a group without tilings."""
     match group:
         case MapGroup():
             found = find_transposition(group, buffers, target)
@@ -113,16 +164,6 @@ def _generate_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Tar
             return generate_joint(group, buffers, target)
         case RowGroup():
             return generate_rows(group, buffers, target)
-        case AnchorGroup(anchor=Attention() as node):
-            if node.parts > 1:
-                return generate_attention_parts(group, buffers, target)
-            return generate_attention(group, buffers, target)
-        case AnchorGroup(anchor=DepthwiseConvolution()):
-            return generate_depthwise(group, buffers, target)
-        case AnchorGroup(anchor=DepthwiseWeightGradient()):
-            return generate_depthwise_weight_gradient(group, buffers, target)
-        case SingleGroup(node=AttentionGradient() as node):
-            return generate_attention_gradient(node, buffers, target)
         case SingleGroup(node=TriangularSolve() as node):
             return generate_triangular_solve(node, buffers, target)
         case SingleGroup(node=Factorization() as node):
@@ -141,9 +182,53 @@ def _generate_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Tar
             return generate_pick_digit(node, buffers, target)
         case SingleGroup(node=Compact() as node):
             return generate_compact(node, buffers, target)
-        case SingleGroup(node=Fourier() as node):
-            return generate_fourier(node, buffers, target)
         case SingleGroup(node=UserKernel() as node):
             return generate_user_kernel(node, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]
+
+
+def verify_kernels(kernels: Kernels, target: Target) -> None:
+    """Raises VerificationError for a kernel that is not its group's, or not for a target.
+
+    WGSL is verified by its compilers.
+    """
+    schedule = kernels.schedule
+    for number, (group, calls) in enumerate(zip(schedule.groups, kernels.of_groups, strict=True)):
+        try:
+            _verify_calls(group, calls, schedule.graph, target)
+        except VerificationError as error:
+            raise VerificationError(f"group {number}: {error}") from error
+
+
+def _verify_calls(
+    group: KernelGroup,
+    calls: Sequence[KernelCall | HostCall],
+    graph: LoopGraph,
+    target: Target,
+) -> None:
+    dispatched = [call for call in calls if isinstance(call, KernelCall)]
+    # Products with shifts may have one kernel more.
+    least = dispatch_count(group, graph.buffers)
+    most = least + (are_contractions(group) and has_shifts(group))
+    if not least <= len(dispatched) <= most:
+        raise VerificationError(f"{len(dispatched)} kernels of {least}")
+    known = buffers_of(group)
+    stores = {graph.memory_of(name) for name in known.stored}
+    if known.reports:
+        stores.add(STATUS)
+    bindable = stores.union(map(graph.memory_of, known.loaded))
+    for call in dispatched:
+        kernel = call.kernel
+        for bound, declared in zip(call.bindings, kernel.bindings, strict=True):
+            name = bound.buffer
+            memory = graph.memory_of(name) if name in graph.buffers else name
+            if memory not in (stores if declared.writable else bindable):
+                raise VerificationError(f"{kernel.name} binds {name}, which is not its")
+        for what, has, allowed in (
+            ("invocations", prod(kernel.workgroup_size), target.max_workgroup_invocations),
+            ("bytes of workgroup memory", kernel.workgroup_nbytes, target.max_workgroup_nbytes),
+            ("storage bindings", len(call.bindings), target.max_storage_buffers),
+        ):
+            if has > allowed:
+                raise VerificationError(f"{kernel.name} has {has} {what} of {allowed}")

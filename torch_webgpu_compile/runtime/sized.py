@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from ..errors import DeviceError
+from ..plan.entry_point import sliced_kernel
 from ..plan.model import (
     FIRST_CHECK,
     Binding,
@@ -29,7 +30,7 @@ from ..target import BINDING_ALIGNMENT
 from .buffers import MIN_NBYTES, UNIFORM_USAGE, GpuBuffer, round_up
 from .device import Device
 from .interface import BindGroupMaker, Handle
-from .pacing import MAX_SECONDS, Grid, Slice, sliced_kernel, slices_of
+from .pacing import MAX_SECONDS, Grid, Slice, slices_of
 from .pipelines import Pipeline
 
 _WINDOW_NBYTES = 16  # kernels may read up to the next multiple of 16 bytes

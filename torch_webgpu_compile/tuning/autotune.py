@@ -11,16 +11,15 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..codegen.kernels.contraction import (
-    Tiling,
-    Tilings,
-    generate_in_units,
-    generate_tiled,
+from ..codegen.kernels.contraction import generate_contraction
+from ..codegen.tilings.contraction import (
+    MeasuredTiling,
+    TilingTable,
     has_shifts,
     problem_of,
     shifted,
@@ -54,7 +53,7 @@ from ..runtime.executor import Executor
 from ..runtime.profiler import best_seconds
 from ..target import Target
 
-Tune = Callable[[Schedule], Tilings]
+Tune = Callable[[Schedule], TilingTable]
 """Measures what a schedule needs and returns every tiling known."""
 
 _log = logging.getLogger(__name__)
@@ -63,16 +62,16 @@ _ROUNDS = 3
 _ROUND_SECONDS = 0.004
 _SHIPPED = Path(__file__).parent / "tables"
 _lock = threading.Lock()
-_measured: dict[tuple[str, str | None], dict[str, Tiling]] = {}
+_measured: dict[tuple[str, str | None], dict[str, MeasuredTiling]] = {}
 
 
-def known_tilings(target: Target, folder: str | None) -> Tilings:
+def known_tilings(target: Target, folder: str | None) -> TilingTable:
     """The table of an adapter, as far as it is known. ``folder``: the cache folder, if any."""
     with _lock:
         return dict(_table(target, folder))
 
 
-def tilings_for(target: Target, options: CompileOptions) -> Tilings:
+def tilings_for(target: Target, options: CompileOptions) -> TilingTable:
     """The tilings that a compilation may use.
 
     A measurement may turn out otherwise in the next run, and sums in another order: where results
@@ -90,14 +89,15 @@ def tuner(device: Device, folder: str | None) -> Tune:
     given, in ``folder``), and returns all known tilings.
     """
 
-    def tune(schedule: Schedule) -> Tilings:
+    def tune(schedule: Schedule) -> TilingTable:
         known = known_tilings(device.target, folder)
         work: dict[str, _Candidates] = {}
         for group in contraction_groups(schedule):
             problem = problem_of(group, schedule.graph.buffers)
+            computed: ContractionGroup = group
             if has_shifts(group):
-                group, problem = shifted(group, problem)
-            units = units_tiling(group, problem, device.target)
+                computed, problem = shifted(group, problem)
+            units = units_tiling(computed, problem, device.target)
             key = problem.key if units is None else units_key(problem, units)
             if key is None or key in known or key in work or problem.itemsize == 8:
                 continue
@@ -116,7 +116,7 @@ def tuner(device: Device, folder: str | None) -> Tune:
 # ---- measuring
 
 
-_Candidates = dict[Tiling, KernelCall]
+_Candidates = dict[MeasuredTiling, KernelCall]
 
 
 def _candidates(
@@ -127,20 +127,16 @@ def _candidates(
     target: Target,
 ) -> _Candidates:
     """``units``: the tiling for matrix units that is chosen without a measurement, if any."""
+    tilings: Iterable[MeasuredTiling] = matmul_candidates(problem, target)
     if units is not None:
-        return {
-            tiling: generate_in_units(group, schedule.graph.buffers, target, problem, tiling)
-            for tiling in units_candidates(units.unit, units.factor, units.lanes)
-            if units_fit(tiling, problem, target)
-        }
-    return {
-        tiling: generate_tiled(group, schedule.graph.buffers, target, problem, tiling)
-        for tiling in matmul_candidates(problem, target)
-    }
+        offered = units_candidates(units.unit, units.factor, units.lanes)
+        tilings = (tiling for tiling in offered if units_fit(tiling, problem, target))
+    buffers = schedule.graph.buffers
+    return {tiling: generate_contraction(group, buffers, target, tiling) for tiling in tilings}
 
 
-def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> Tiling:
-    times: dict[Tiling, float] = {}
+def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> MeasuredTiling:
+    times: dict[MeasuredTiling, float] = {}
     for tiling, call in calls.items():
         try:
             times[tiling] = seconds_of(call, schedule, device)
@@ -188,7 +184,7 @@ def _single(call: KernelCall, schedule: Schedule) -> Plan:
 _OF_INVOCATIONS, _OF_UNITS = codec_of(MatmulTiling), codec_of(UnitsTiling)
 
 
-def _table(target: Target, folder: str | None) -> dict[str, Tiling]:
+def _table(target: Target, folder: str | None) -> dict[str, MeasuredTiling]:
     key = target.name, folder
     if key not in _measured:
         found = _shipped(target)
@@ -198,13 +194,13 @@ def _table(target: Target, folder: str | None) -> dict[str, Tiling]:
     return _measured[key]
 
 
-def _shipped(target: Target) -> dict[str, Tiling]:
+def _shipped(target: Target) -> dict[str, MeasuredTiling]:
     with suppress(OSError):
         return read_table(_SHIPPED / target.file_name)
     return {}
 
 
-def _add(target: Target, folder: str | None, found: dict[str, Tiling]) -> None:
+def _add(target: Target, folder: str | None, found: dict[str, MeasuredTiling]) -> None:
     with _lock:
         table = _table(target, folder)
         table.update(found)
@@ -218,7 +214,7 @@ def _tables_in(folder: str) -> CacheFolder:
     return CacheFolder(Path(folder) / "tunings")
 
 
-def _stored(target: Target, folder: str) -> dict[str, Tiling]:
+def _stored(target: Target, folder: str) -> dict[str, MeasuredTiling]:
     """The table in a cache folder, without tilings that this version would not measure here."""
     content = _tables_in(folder).read(target.file_name, target.identity)
     if content is None:
@@ -230,7 +226,7 @@ def _stored(target: Target, folder: str) -> dict[str, Tiling]:
     return {key: tiling for key, tiling in table.items() if _is_measurable(key, tiling, target)}
 
 
-def _is_measurable(key: str, tiling: Tiling, target: Target) -> bool:
+def _is_measurable(key: str, tiling: MeasuredTiling, target: Target) -> bool:
     if isinstance(tiling, UnitsTiling):
         unit, factor, lanes = tiling.unit, tiling.factor, target.subgroup_size
         is_offered = factor in FACTORS and tiling.config in target.subgroup_matrix_configs
@@ -244,22 +240,22 @@ def _is_measurable(key: str, tiling: Tiling, target: Target) -> bool:
     )
 
 
-def read_table(path: Path) -> dict[str, Tiling]:
+def read_table(path: Path) -> dict[str, MeasuredTiling]:
     """A table as those in ``tuning/tables``. Raises OSError, and ValueError for what is none."""
     return _parse(path.read_bytes())
 
 
-def write_table(path: Path, table: Tilings) -> None:
+def write_table(path: Path, table: TilingTable) -> None:
     """Writes a table as those in ``tuning/tables``. Raises OSError."""
     write_atomically(path, _text(table).encode())
 
 
-def _text(table: Tilings) -> str:
+def _text(table: TilingTable) -> str:
     lines = [f"{json.dumps(key)}: {json.dumps(asdict(table[key]))}" for key in sorted(table)]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _parse(content: bytes) -> dict[str, Tiling]:
+def _parse(content: bytes) -> dict[str, MeasuredTiling]:
     """A table from JSON. Raises ValueError for other content."""
     try:
         table = json.loads(content)

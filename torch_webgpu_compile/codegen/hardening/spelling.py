@@ -15,7 +15,7 @@ from ..values import Text
 # -∞) and that of x · x for |x|, a sigmoid for not 0, and multiply with a sign by choosing.
 HIDDEN_RESULTS = ("sqrt", "rsqrt", "sigmoid", "sign")
 
-# What templates print for ``{{ entry }}``, and the variables that `hide_bits` hides there.
+# What templates print behind `entry_point`, and the variables that `hide_bits` hides there.
 ENTRY = "  // the entry point begins"
 _BITS = ("tw_zero_bits", "tw_nzero_bits", "tw_inf_bits", "tw_ninf_bits", "tw_nan_bits")
 
@@ -99,6 +99,6 @@ def hide_bits(text: str, helpers: Collection[str]) -> str:
         text: a module but for definitions from the library, with `ENTRY` at the start of ``main``.
         helpers: the names of those definitions.
     """
-    assert text.count(ENTRY) == 1, "a template's entry point starts with {{ entry }}"
+    assert text.count(ENTRY) == 1, "a template begins its main with entry_point"
     lines = [f"  if (group.x == groups.x) {{ {n} ^= 1u; }}\n" for n in helpers if n in _BITS]
     return text.replace(ENTRY + "\n", "".join(lines))

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
 from ...ir.anchors import store_is_vector
 from ...ir.attention_nodes import AttentionGradient
 from ...ir.buffers import Buffer
-from ...ir.factors import common_factor
 from ...ir.graph import Member
 from ...ir.scalar import Scalar, const
 from ...ir.spaces import symbol_keys
@@ -19,12 +17,8 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, Symbol, atom_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..tilings.attention_tilings import AttentionGradientTiling, choose_attention_gradient_tiling
-from ..tilings.attention_units import (
-    SHARING,
-    AttentionGradientUnitsTiling,
-    choose_attention_gradient_units_tiling,
-)
+from ..tilings.attention_tilings import AttentionGradientTiling, gradient_work
+from ..tilings.attention_units import SHARING, AttentionGradientUnitsTiling
 from ..tilings.units import dialect_of
 from ..values import Scope, Text
 from .attention_kernel import LoadFunction, scale_inputs
@@ -76,63 +70,24 @@ class OperandTile(Rows):
 
 
 def generate_attention_gradient(
-    node: AttentionGradient, buffers: dict[str, Buffer], target: Target
+    node: AttentionGradient,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tiling: AttentionGradientTiling | AttentionGradientUnitsTiling,
 ) -> KernelCall:
-    """The kernel of one node.
-
-    Raises:
-        UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
-    """
+    """The kernel of one node."""
     builder = KernelBuilder(target, buffers)
-    units = attention_gradient_units_tiling(node, target)
-    return _tiled(node, builder) if units is None else _in_units(node, builder, units)
+    if isinstance(tiling, AttentionGradientUnitsTiling):
+        return _in_units(node, builder, tiling)
+    return _tiled(node, builder, tiling)
 
 
-def attention_gradient_units_tiling(
-    node: AttentionGradient, target: Target
-) -> AttentionGradientUnitsTiling | None:
-    """The tiling of a gradient in the target's matrix units; None where they cannot do it.
-
-    What is multiplied was f16 before it is made f32. Weights and the gradients of scores become
-    f16, as in the kernels of other systems.
-    """
-    config = target.matrix_config("f16", "f32", "attention")
-    operands = node.query, node.key, node.value, node.gradient
-    if config is None or common_factor(operands) != "f16":
-        return None
-    head, value_head = node.sizes[5:]
-    if not (head.is_constant and value_head.is_constant):
-        return None
-    owned, _, owners = _work(node)
-    sizes = int(head), int(value_head)
-    by_keys = node.of == "keys"
-    return choose_attention_gradient_units_tiling(owned, owners, sizes, by_keys, config, target)
-
-
-def _work(node: AttentionGradient) -> tuple[Expr, Expr, Expr]:
-    """(rows that are owned, rows that are walked over, heads of the batch that own rows)."""
-    batch, heads, group, queries, keys, *_ = node.sizes
-    if node.of == "keys":
-        return keys, queries, batch * heads
-    return queries, keys, batch * heads * group
-
-
-def _tiled(node: AttentionGradient, builder: KernelBuilder) -> KernelCall:
+def _tiled(
+    node: AttentionGradient, builder: KernelBuilder, tiling: AttentionGradientTiling
+) -> KernelCall:
     """The kernel in which invocations multiply."""
-    target = builder.target
-    *_, head, value_head = node.sizes
-    if not (head.is_constant and value_head.is_constant):
-        raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
-    width, value_width = (int(ceildiv(size, VECTOR)) for size in (head, value_head))
-    owned, walked, owners = _work(node)
-    tiling = choose_attention_gradient_tiling(owned, owners, width, value_width, target)
-    if tiling is None:
-        raise UnsupportedOp(
-            "attention",
-            f"gradients of a head size of {max(int(head), int(value_head))} do not fit "
-            f"{target.max_workgroup_nbytes} bytes of workgroup memory",
-            "use smaller heads",
-        )
+    width, value_width = (int(ceildiv(size, VECTOR)) for size in node.sizes[5:])
+    _, walked, _ = gradient_work(node)
     make = _FunctionMaker(builder, node, tiling)
     steps = (ceildiv(walked, tiling.walked) + 1) * (node.sizes[2] if node.of == "keys" else 1)
     return _finish(
@@ -152,7 +107,7 @@ def _in_units(
     dialect, by_keys = dialect_of(builder.target), node.of == "keys"
     widths = tiling.widths(*(int(size) for size in node.sizes[5:]))
     make = _FunctionMaker(builder, node, tiling)
-    _, walked, _ = _work(node)
+    _, walked, _ = gradient_work(node)
     steps = (ceildiv(walked, tiling.walked) + 1) * (node.sizes[2] if by_keys else 1)
     staged = tiling.owned * sum(widths) // (VECTOR * tiling.workgroup) + 2
     drained = tiling.turns * (sum(widths) // (VECTOR * SHARING) + 4)
@@ -182,7 +137,7 @@ def _finish(
     """The kernel. ``inputs``: those of this template."""
     builder, tiling, by_keys = make.builder, make.tiling, node.of == "keys"
     batch, heads, group, queries, keys, head, value_head = node.sizes
-    owned, walked, owners = _work(node)
+    owned, walked, owners = gradient_work(node)
     tiles = ceildiv(owned, tiling.owned)
     total = owners * tiles
     products = 2 * (head + value_head) if by_keys else 2 * head + value_head

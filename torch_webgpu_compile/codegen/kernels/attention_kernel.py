@@ -6,24 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
 from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
-from ...ir.factors import common_factor
 from ...ir.graph import AnchorGroup
 from ...ir.scalar import Const, Scalar
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..tilings.attention_tilings import AttentionTiling, attention_subgroup, choose_attention_tiling
-from ..tilings.attention_units import (
-    SHARING,
-    AttentionUnitsTiling,
-    choose_attention_units_tiling,
-)
+from ..tilings.attention_tilings import AttentionTiling, attention_subgroup
+from ..tilings.attention_units import SHARING, AttentionUnitsTiling
 from ..tilings.units import dialect_of
 from ..values import Scope
 from .builder import KernelBuilder, fold_grid
@@ -47,32 +41,16 @@ class LoadFunction:
 
 
 def generate_attention(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+    group: AnchorGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tiling: AttentionTiling | AttentionUnitsTiling,
 ) -> KernelCall:
-    """The kernel of an attention node and its epilogue.
-
-    Raises:
-        UnsupportedOp: the head sizes are symbolic or too large for workgroup memory.
-    """
+    """The kernel of an attention node and its epilogue."""
     kernel = _AttentionKernel(group, KernelBuilder(target, buffers))
-    units = attention_units_tiling(kernel.node, target)
-    return kernel.tiled() if units is None else kernel.in_units(units)
-
-
-def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTiling | None:
-    """The tiling of attention in the target's matrix units; None where they cannot do it.
-
-    Queries, keys and values are f16 before they are made f32 for the scores, and so that is what is
-    multiplied. Probabilities become f16, as in the kernels of other systems.
-    """
-    config = target.matrix_config("f16", "f32", "attention")
-    if config is None or common_factor((node.query, node.key, node.value)) != "f16":
-        return None
-    batch, heads, queries, _, head, value_head = node.sizes
-    if not (head.is_constant and value_head.is_constant):
-        return None
-    sizes = int(head), int(value_head)
-    return choose_attention_units_tiling(batch * heads, queries, sizes, config, target)
+    if isinstance(tiling, AttentionUnitsTiling):
+        return kernel.in_units(tiling)
+    return kernel.tiled(tiling)
 
 
 def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
@@ -94,21 +72,11 @@ class _AttentionKernel:
         self.batch = batch * heads
         self.b = flat_values("b", (batch, heads), iteration("b", self.batch))
 
-    def tiled(self) -> KernelCall:
+    def tiled(self, tiling: AttentionTiling) -> KernelCall:
         """The kernel in which invocations multiply."""
         target = self.builder.target
         _, _, queries, keys, head, value_head = self.node.sizes
-        if not (head.is_constant and value_head.is_constant):
-            raise UnsupportedOp("attention", "the head size is symbolic", "mark it static")
-        wide, value_wide = (4 * int(ceildiv(s, 4)) for s in (head, value_head))
-        tiling = choose_attention_tiling(self.batch, queries, wide, value_wide, target)
-        if tiling is None:
-            raise UnsupportedOp(
-                "attention",
-                f"a head size of {int(head)} does not fit {target.max_workgroup_nbytes} bytes of "
-                "workgroup memory",
-                "use smaller heads",
-            )
+        wide, value_wide = (VECTOR * int(ceildiv(s, VECTOR)) for s in (head, value_head))
         subgroup = attention_subgroup(tiling, target)
         steps = ceildiv(keys, tiling.keys * tiling.slices)
         in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, flat_values
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
@@ -14,7 +13,7 @@ from ...ir.spaces import iteration_symbols
 from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
-from ..tilings.attention_tilings import AttentionPartsTiling, choose_attention_parts_tiling
+from ..tilings.attention_tilings import AttentionPartsTiling
 from .attention_kernel import LoadFunction, LoadFunctionMaker, scale_inputs
 from .builder import KernelBuilder, fold_grid
 
@@ -32,22 +31,13 @@ class NewRow(NamedTuple):
 
 
 def generate_attention_parts(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target, tiling: AttentionPartsTiling
 ) -> KernelCall:
-    """The kernel of an attention node with several parts.
-
-    Raises:
-        UnsupportedOp: the head sizes do not fit a workgroup.
-    """
+    """The kernel of an attention node with several parts."""
     node = group.anchor
     assert isinstance(node, Attention)
     assert not group.epilogue
     batch, heads, queries, keys, head, value_head = node.sizes
-    lanes, value_lanes = (int(ceildiv(size, VECTOR)) for size in (head, value_head))
-    tiling = choose_attention_parts_tiling(lanes, value_lanes, target)
-    if tiling is None:
-        cause = f"a head size of {max(int(head), int(value_head))} does not fit a workgroup"
-        raise UnsupportedOp("attention", cause, "use smaller heads")
     builder = KernelBuilder(target, buffers)
     b = flat_values("b", (batch, heads), iteration("b", batch * heads))
     make = LoadFunctionMaker(builder, b)

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ... import dtypes
-from ...ir.access import VECTOR, elements_per_access, flat_values, is_multiple_of
-from ...ir.anchors import anchor_members, contraction_of, load_axes, products_of, store_lanes
+from ...ir.access import VECTOR, flat_values, is_multiple_of
+from ...ir.anchors import anchor_members, contraction_of, products_of, store_lanes
 from ...ir.buffers import Buffer
-from ...ir.factors import BYTES, config_of, factor_of
-from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup, SiblingGroup
+from ...ir.factors import BYTES
+from ...ir.graph import AnchorGroup, ContractionGroup
 from ...ir.nodes import Contraction
 from ...ir.scalar import Scalar
-from ...ir.shifts import times_power
-from ...ir.spaces import Origin, numbered
+from ...ir.spaces import Origin
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..tilings.matmul import (
-    MatmulProblem,
-    MatmulTiling,
-    choose_matmul_tiling,
-    few_rows_tiling,
-    fits,
-    has_few_rows,
-    keeps_halves,
+from ..tilings.contraction import (
+    ContractionTiling,
+    access_run,
+    computes_shifted,
+    has_shifts,
+    problem_of,
+    shifted,
 )
-from ..tilings.units import (
-    BFLOAT16_PASSES,
-    MOST_MISSED,
-    UnitsTiling,
-    dialect_of,
-    units_fit,
-    units_key,
-    units_tilings,
-)
+from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_halves
+from ..tilings.units import BFLOAT16_PASSES, MOST_MISSED, UnitsTiling, dialect_of
 from ..values import Scope
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder, fold_grid
 from .epilogue import Store, render_epilogue
 from .operands import TileLoad, load_operand
 from .pointwise import group_origins
-from .words import load_words, word_axis
+from .words import load_words
 
 _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at least
 # Tiles that a workgroup looks at together, where few of them have anything to compute: it has
@@ -52,220 +43,25 @@ _PACKED_RUN = 4  # fours of elements of a byte or less that 16 bytes have, at le
 _RARE_TILES = 8
 _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
-Tiling = MatmulTiling | UnitsTiling
-Tilings = Mapping[str, Tiling]
-"""Measured tilings, by `MatmulProblem.key` or `units_key`."""
-
-
-def problem_of(group: ContractionGroup, buffers: dict[str, Buffer]) -> MatmulProblem:
-    """The problem that a kernel's tiling is chosen for."""
-    nodes = [contraction_of(part) for part in products_of(group)]
-    (lhs, *_), right = zip(*(load_axes(node, buffers) for node in nodes), strict=True)
-    # Element by element suits every layout.
-    rhs = right[0] if len(set(right)) == 1 else "scalar_inner"
-    paired = isinstance(group, PairGroup)
-    shapes = [(product(n.rows), product(n.columns)) for n in (nodes[:1] if paired else nodes)]
-    batch, inner = product(nodes[0].batch), product(nodes[0].inner)
-    factor = factor_of(nodes)
-    if factor in BYTES:
-        lhs, rhs = word_axis(lhs, inner), word_axis(rhs, inner)
-        inner = ceildiv(inner, VECTOR)
-    itemsize = nodes[0].lhs.dtype.itemsize
-    return MatmulProblem.of((batch, inner), shapes, itemsize, (lhs, rhs), paired, factor)
-
 
 def generate_contraction(
-    group: ContractionGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
-) -> list[KernelCall]:
-    """The kernel of contractions, in the measured tiling if there is one.
-
-    With shifts, and in matrix units, there is another one, of what f16 does not hold.
-    """
-    problem = problem_of(group, buffers)
-    if has_few_rows(problem):
-        return [generate_few_rows(group, buffers, target, problem)]
-    units = units_tiling(group, problem, target)
-    if units is None:
-        return [_generate_without_units(group, buffers, target, problem, tilings)]
-    rare: list[KernelCall] = []
-    if has_shifts(group):
-        rare = [generate_in_units(group, buffers, target, problem, units)]
-        group, problem = shifted(group, problem)
-        units = units_tiling(group, problem, target)
-        assert units is not None  # f16 has a tiling as small, with less memory
-    measured = tilings.get(units_key(problem, units) or "")
-    if isinstance(measured, UnitsTiling) and units_fit(measured, problem, target):
-        units = measured
-    return [generate_in_units(group, buffers, target, problem, units), *rare]
-
-
-def _generate_without_units(
     group: ContractionGroup,
     buffers: dict[str, Buffer],
     target: Target,
-    problem: MatmulProblem,
-    tilings: Tilings,
-) -> KernelCall:
-    tiling = tilings.get(problem.key or "")
-    if not isinstance(tiling, MatmulTiling) or not fits(
-        tiling, problem.itemsize, problem.axes, target
-    ):
-        tiling = choose_matmul_tiling(problem, target)
-    return generate_tiled(group, buffers, target, problem, tiling)
-
-
-def generate_tiled(
-    group: ContractionGroup,
-    buffers: dict[str, Buffer],
-    target: Target,
-    problem: MatmulProblem,
-    tiling: MatmulTiling,
+    tiling: ContractionTiling,
 ) -> KernelCall:
     """The kernel of contractions and their epilogues in a given tiling."""
-    if problem.key is None or problem.paired or not tiling.is_divisible:
-        tiling = replace(tiling, strips=0)
+    problem = problem_of(group, buffers)
+    if computes_shifted(group, tiling):
+        group, problem = shifted(group, problem)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    halves = keeps_halves(tiling, problem, target)
-    itemsize = dtypes.float16.itemsize if halves else problem.itemsize
-    nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
-    return kernel.finish(
-        "matmul.wgsl.jinja",
-        (tiling.rows, problem.columns_of(tiling), tiling.depth),
-        tiling if tiling.strips else None,
-        {
-            "tiling": tiling,
-            "columns": problem.columns_of(tiling),
-            "memory_size": nbytes // (VECTOR * itemsize),
-            "small_from": len(kernel.stored),
-        },
-        tiling.workgroup,
-        nbytes,
-        _iterations(kernel.inner, tiling),
-        element="f16" if halves else "",
-    )
-
-
-def units_tiling(
-    group: ContractionGroup, problem: MatmulProblem, target: Target
-) -> UnitsTiling | None:
-    """The tiling of a contraction in the target's matrix units; None where they cannot do it.
-
-    With shifts and bfloat16, that of what f16 does not hold.
-    """
-    dtype = contraction_of(products_of(group)[0]).lhs.dtype
-    config = config_of(problem.factor, dtype, target)
-    if config is None:
-        return None
-    factor, shifts = problem.factor or "f32", has_shifts(group)
-    return next(units_tilings(problem, factor, config, target, has_shifts=shifts), None)
-
-
-def has_shifts(group: ContractionGroup) -> bool:
-    """Whether the products of a group have shifts, see `Contraction`."""
-    return contraction_of(products_of(group)[0]).lhs_shift is not None
-
-
-def shifted(
-    group: ContractionGroup, problem: MatmulProblem
-) -> tuple[ContractionGroup, MatmulProblem]:
-    """Products with shifts as products of f16, whose results are to be shifted back."""
-
-    def of_part(part: AnchorGroup) -> AnchorGroup:
-        node = contraction_of(part)
-        assert node.lhs_shift is not None
-        assert node.rhs_shift is not None
-        lhs, rhs = times_power(node.lhs, node.lhs_shift), times_power(node.rhs, node.rhs_shift)
-        return replace(part, anchor=replace(node, lhs=lhs, rhs=rhs))
-
-    problem = replace(problem, factor="f16")
-    match group:
-        case AnchorGroup():
-            return of_part(group), problem
-        case PairGroup((first, second)):
-            return PairGroup((of_part(first), of_part(second))), problem
-        case SiblingGroup(parts):
-            return SiblingGroup(tuple(map(of_part, parts))), problem
-
-
-def generate_in_units(
-    group: ContractionGroup,
-    buffers: dict[str, Buffer],
-    target: Target,
-    problem: MatmulProblem,
-    tiling: UnitsTiling,
-) -> KernelCall:
-    """The kernel of contractions and their epilogues in matrix units, in a given tiling."""
-    kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    width = tiling.columns // 2 if problem.paired else tiling.columns
-    is_bfloat16 = tiling.factor == "bf16"
-    passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
-    tiles_at_once = _RARE_TILES if is_bfloat16 and has_shifts(group) else 1
-    return kernel.finish(
-        "matmul_units.wgsl.jinja",
-        (tiling.rows, width, tiling.inner),
-        None,
-        {
-            "tiling": tiling,
-            "columns": width,
-            "dialect": dialect_of(target),
-            "most_missed": MOST_MISSED,
-            "shifts": kernel.shifts(),
-            "tiles_at_once": tiles_at_once,
-        },
-        tiling.workgroup,
-        tiling.workgroup_nbytes(problem.axes),
-        (ceildiv(kernel.inner, tiling.inner) + 1) * passes * tiles_at_once,
-        (1, _packed_run(group, buffers, problem, tiling)),
-        element="" if problem.factor in BYTES else tiling.factor,
-        tiles_at_once=tiles_at_once,
-    )
-
-
-def _packed_run(
-    group: ContractionGroup,
-    buffers: dict[str, Buffer],
-    problem: MatmulProblem,
-    tiling: UnitsTiling,
-) -> int:
-    """How many fours of a dequantized weight one access holds and one call loads, or 1."""
-    if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16"):
-        return 1
-    run = _run(group, buffers)
-    if run < _PACKED_RUN:
-        return 1
-    run = min(run, tiling.inner // VECTOR)
-    step = VECTOR * run
-    return run if tiling.inner % step == 0 and problem.divides_inner(step) else 1
-
-
-def _run(group: ContractionGroup, buffers: dict[str, Buffer]) -> int:
-    """Fours of elements that one access holds of every rhs."""
-    nodes = [contraction_of(part) for part in products_of(group)]
-    found = (elements_per_access([n.rhs], buffers, numbered("k", n.inner), 8) for n in nodes)
-    return max(1, min(found) // VECTOR)
-
-
-def generate_few_rows(
-    group: ContractionGroup,
-    buffers: dict[str, Buffer],
-    target: Target,
-    problem: MatmulProblem,
-) -> KernelCall:
-    """The kernel of contractions of few rows, without tiles."""
-    run = 1 if problem.factor in BYTES else _run(group, buffers)
-    tiling = few_rows_tiling(problem, target, run)
-    kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)
-    width = tiling.columns * tiling.groups
-    return kernel.finish(
-        "few_rows.wgsl.jinja",
-        (tiling.rows, width, VECTOR * tiling.run),
-        None,
-        {"tiling": tiling},
-        tiling.workgroup,
-        tiling.terms(2 if problem.paired else 1) * problem.itemsize,
-        ceildiv(kernel.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,
-        (tiling.run, tiling.run),
-    )
+    match tiling:
+        case FewRowsTiling():
+            return kernel.of_few_rows(tiling)
+        case MatmulTiling():
+            return kernel.tiled(tiling)
+        case UnitsTiling():
+            return kernel.in_units(tiling)
 
 
 class _ProductKernel:
@@ -274,8 +70,7 @@ class _ProductKernel:
     def __init__(
         self, group: ContractionGroup, builder: KernelBuilder, problem: MatmulProblem
     ) -> None:
-        self.builder = builder
-        self.problem = problem
+        self.group, self.builder, self.problem = group, builder, problem
         self.parts = products_of(group)
         self.nodes = [contraction_of(part) for part in self.parts]
         self.batch, self.inner = product(self.nodes[0].batch), product(self.nodes[0].inner)
@@ -283,7 +78,81 @@ class _ProductKernel:
             self.inner = ceildiv(self.inner, VECTOR)
         self.stored = [self.parts] if problem.paired else [(part,) for part in self.parts]
 
-    def finish(
+    def tiled(self, tiling: MatmulTiling) -> KernelCall:
+        """The kernel in which invocations multiply tiles."""
+        problem, target = self.problem, self.builder.target
+        halves = keeps_halves(tiling, problem, target)
+        itemsize = dtypes.float16.itemsize if halves else problem.itemsize
+        nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
+        return self._finish(
+            "matmul.wgsl.jinja",
+            (tiling.rows, problem.columns_of(tiling), tiling.depth),
+            tiling if tiling.strips else None,
+            {
+                "tiling": tiling,
+                "columns": problem.columns_of(tiling),
+                "memory_size": nbytes // (VECTOR * itemsize),
+                "small_from": len(self.stored),
+            },
+            tiling.workgroup,
+            nbytes,
+            _iterations(self.inner, tiling),
+            element="f16" if halves else "",
+        )
+
+    def in_units(self, tiling: UnitsTiling) -> KernelCall:
+        """The kernel in which matrix units multiply."""
+        problem = self.problem
+        width = problem.columns_of(tiling)
+        is_bfloat16 = tiling.factor == "bf16"
+        passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
+        tiles_at_once = _RARE_TILES if is_bfloat16 and has_shifts(self.group) else 1
+        return self._finish(
+            "matmul_units.wgsl.jinja",
+            (tiling.rows, width, tiling.inner),
+            None,
+            {
+                "tiling": tiling,
+                "columns": width,
+                "dialect": dialect_of(self.builder.target),
+                "most_missed": MOST_MISSED,
+                "shifts": self._shifts(),
+                "tiles_at_once": tiles_at_once,
+            },
+            tiling.workgroup,
+            tiling.workgroup_nbytes(problem.axes),
+            (ceildiv(self.inner, tiling.inner) + 1) * passes * tiles_at_once,
+            (1, self._packed_run(tiling)),
+            element="" if problem.factor in BYTES else tiling.factor,
+            tiles_at_once=tiles_at_once,
+        )
+
+    def _packed_run(self, tiling: UnitsTiling) -> int:
+        """Fours of a dequantized weight that one access holds and a call loads together, or 1."""
+        problem = self.problem
+        if problem.rhs != "inner" or problem.factor in (*BYTES, "bf16"):
+            return 1
+        run = access_run(self.group, self.builder.buffers)
+        if run < _PACKED_RUN:
+            return 1
+        run = min(run, tiling.inner // VECTOR)
+        step = VECTOR * run
+        return run if tiling.inner % step == 0 and problem.divides_inner(step) else 1
+
+    def of_few_rows(self, tiling: FewRowsTiling) -> KernelCall:
+        """The kernel without tiles."""
+        return self._finish(
+            "few_rows.wgsl.jinja",
+            (tiling.rows, tiling.columns * tiling.groups, VECTOR * tiling.run),
+            None,
+            {"tiling": tiling},
+            tiling.workgroup,
+            tiling.terms(2 if self.problem.paired else 1) * self.problem.itemsize,
+            ceildiv(self.inner, VECTOR * tiling.run * tiling.threads) + tiling.threads + 2,
+            (tiling.run, tiling.run),
+        )
+
+    def _finish(
         self,
         template: str,
         tile: tuple[int, int, int],
@@ -352,7 +221,7 @@ class _ProductKernel:
             iterations=iterations,
         )
 
-    def shifts(self) -> list[dict[str, dict[str, Any]]]:
+    def _shifts(self) -> list[dict[str, dict[str, Any]]]:
         """How the shifts of each product are loaded; none where they have none."""
         return [
             {

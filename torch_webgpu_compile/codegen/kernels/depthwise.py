@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
 
 from ...ir.access import (
     VECTOR,
@@ -16,7 +15,6 @@ from ...ir.anchors import anchor_members, store_is_vector
 from ...ir.buffers import Buffer
 from ...ir.depthwise_access import (
     channels_are_neighbours,
-    gradient_has_neighbours,
     stores_neighbours,
 )
 from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
@@ -24,15 +22,14 @@ from ...ir.graph import AnchorGroup, Member
 from ...ir.scalar import Scalar
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import ONE, Expr, Symbol, as_expr, ceildiv, iteration, product, typical
+from ...symbolic.sizes import Expr, Symbol, as_expr, ceildiv, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.depthwise import (
     DepthwiseTiling,
-    Problem,
     axes_of,
-    choose_depthwise_tiling,
     image_tile,
+    plane_sizes,
     tap_sums,
     taps_pitch,
     workgroup_nbytes,
@@ -54,26 +51,16 @@ class LineLoad:
 
 
 def generate_depthwise(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target, tiling: DepthwiseTiling
 ) -> KernelCall:
     """The kernel of a depthwise convolution and its epilogue."""
     node = group.anchor
     assert isinstance(node, DepthwiseConvolution)
     builder = KernelBuilder(target, buffers)
     members = anchor_members([group], buffers)
-    height, width = _plane(node.positions)
+    height, width = plane_sizes(node.positions)
     load_neighbours = channels_are_neighbours(node.image, node, buffers)
     store_neighbours = stores_neighbours(members, node, buffers)
-    images, channels = node.batch
-    problem = Problem(
-        node.windows,
-        typical(images),
-        typical(channels),
-        typical(height),
-        typical(width),
-        load_neighbours or store_neighbours,
-    )
-    tiling = choose_depthwise_tiling(problem, target)
     tile = image_tile(tiling, node.windows)
     planes = product(node.batch)
     plane = iteration("plane", planes)
@@ -119,28 +106,16 @@ def generate_depthwise(
 
 
 def generate_depthwise_weight_gradient(
-    group: AnchorGroup, buffers: dict[str, Buffer], target: Target
+    group: AnchorGroup, buffers: dict[str, Buffer], target: Target, tiling: DepthwiseTiling
 ) -> KernelCall:
     """The kernel of the gradient of a depthwise convolution's weight, and its epilogue."""
     node = group.anchor
     assert isinstance(node, DepthwiseWeightGradient)
     builder = KernelBuilder(target, buffers)
     windows = node.windows
-    height, width = _plane(node.positions)
+    height, width = plane_sizes(node.positions)
     load_neighbours = channels_are_neighbours(node.image, node, buffers)
     moved_neighbours = channels_are_neighbours(node.moved, node, buffers)
-    problem = Problem(
-        windows,
-        typical(node.images),
-        typical(node.channels),
-        typical(height),
-        typical(width),
-        gradient_has_neighbours(node, buffers),
-        sums=True,
-        parts=node.parts,
-        factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
-    )
-    tiling = choose_depthwise_tiling(problem, target)
     tile = image_tile(tiling, windows)
     channel, picture = iteration("channel", node.channels), iteration("picture", node.images)
     places = {
@@ -233,11 +208,6 @@ def _walk(
     }
 
 
-def _plane(sizes: Sequence[Expr]) -> tuple[Expr, Expr]:
-    """Lines, and elements of a line."""
-    return (ONE, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
-
-
 # -- loads and stores ------------------------------------------------------------------------------
 
 
@@ -253,7 +223,7 @@ def _load(
 
     ``within``: the condition under which the plane exists, "" if that is always.
     """
-    height, width = _plane(sizes)
+    height, width = plane_sizes(sizes)
     symbols = numbered(prefix, sizes)
     y = iteration("y", height)
     lanes: Lanes = []
@@ -277,7 +247,7 @@ def _store(
     builder: KernelBuilder, members: Sequence[Member], node: DepthwiseConvolution, within: str
 ) -> Store:
     """The store of four neighbouring results of a line where memory allows, else of one."""
-    height, width = _plane(node.positions)
+    height, width = plane_sizes(node.positions)
     symbols = numbered("m", node.positions)
     batch = flat_values("b", node.batch, iteration("plane", product(node.batch)))
     y = iteration("y", height)

@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import UnsupportedOp
-from ...ir.access import flat_values, is_multiple_of, step_of
+from ...ir.access import flat_values, is_multiple_of
 from ...ir.buffers import Buffer
 from ...ir.folding import as_index
 from ...ir.nodes import Fourier
-from ...ir.scalar import Index, Load, Masked, Scalar, loads_of, walk
-from ...ir.spaces import numbered
+from ...ir.scalar import Load, Masked, Scalar, loads_of, walk
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
     ONE,
@@ -26,10 +24,9 @@ from ...symbolic.sizes import (
     linearize,
     product,
     substitute,
-    typical,
 )
 from ...target import Target
-from ..tilings.fourier import PADDING, FourierTiling, choose_fourier_tiling
+from ..tilings.fourier import PADDING, FourierTiling
 from ..values import Scope, Text
 from ..wgsl.buffer_access import PAIR
 from ..wgsl.scalars import Renderer
@@ -55,22 +52,12 @@ class Stage:
     writes: bool
 
 
-def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) -> KernelCall:
-    """The kernel of one node that has rows.
-
-    Raises:
-        UnsupportedOp: a row does not fit in workgroup memory.
-    """
+def generate_fourier(
+    node: Fourier, buffers: dict[str, Buffer], target: Target, tiling: FourierTiling
+) -> KernelCall:
+    """The kernel of one node that has rows."""
     builder = KernelBuilder(target, buffers)
     count, n = product(node.ranges), node.length
-    load_rows_fast, store_rows_fast = _rows_fast(node, buffers)
-    tiling = choose_fourier_tiling(node.radices, count, load_rows_fast, store_rows_fast, target)
-    if tiling is None:
-        raise UnsupportedOp(
-            "fft",
-            f"{n} numbers do not fit {target.max_workgroup_nbytes} bytes of workgroup memory",
-            "transform in several passes",
-        )
     rows = flat_values("i", node.ranges, iteration("row", count))
     j, k, w = (iteration(name, size) for name, size in (("j", n), ("k", n), ("w", n)))
     places = flat_values("j", (as_expr(n),), j)
@@ -102,29 +89,6 @@ def generate_fourier(node: Fourier, buffers: dict[str, Buffer], target: Target) 
         flops=count * round(5 * n * math.log2(n)),
         workgroup_nbytes=tiling.nbytes,
     )
-
-
-def _rows_fast(node: Fourier, buffers: dict[str, Buffer]) -> tuple[bool, bool]:
-    """Whether loads, and stores, of neighbouring rows are closer than those of a row."""
-    rows = [s for s in numbered("i", node.ranges) if s.extent is not ONE]
-    if not rows:
-        return False, False
-    n = as_expr(node.length)
-    j, k = (numbered(prefix, (n,))[0] for prefix in "jk")
-    found = []
-    for load in loads_of(node.real):
-        if all(isinstance(entry, Index) for entry in load.index):
-            buffer = buffers[load.buffer]
-            exprs = [entry.expr for entry in load.index if isinstance(entry, Index)]
-            address = linearize(exprs, buffer.strides)
-            steps = step_of(address, j), step_of(address, rows[-1])
-            if steps[0]:
-                found.append((typical(buffer.numel), steps))
-    along, across = max(found, default=(0, (1, 0)))[1]
-    output = buffers[node.output]
-    address = linearize(node.index, output.strides[: len(node.index)])
-    stored = 0 < step_of(address, rows[-1]) < step_of(address, k)
-    return 0 < across < along, stored
 
 
 # -- loads and stores ------------------------------------------------------------------------------

@@ -21,17 +21,6 @@ from .operands import TileLoad, guards_of, points_of
 _PER_ACCESS = VECTOR * VECTOR
 
 
-def word_axis(axis: str, inner: Expr) -> str:
-    """How tiles of words are loaded, where those of elements would be along ``axis``.
-
-    Four words along the inner dimension are one access, four along the other one are four bytes
-    each of as many inner neighbours. Else a word is loaded at a time.
-    """
-    if axis == "inner":
-        return axis if is_multiple_of(inner, _PER_ACCESS) else "scalar_inner"
-    return axis
-
-
 def load_words(
     builder: KernelBuilder,
     node: Contraction,
@@ -44,7 +33,7 @@ def load_words(
     """How a kernel loads words of an operand; see `load_operand`.
 
     Args:
-        axis: from `word_axis`.
+        axis: of the problem, see `problem_of`.
         inner_tile: words of a tile along the inner dimension.
     """
     assert isinstance(body, Op)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from ...ir.access import is_multiple_of
+from ...ir.attention_nodes import AttentionGradient
 from ...symbolic.sizes import Expr, ceildiv, magnitude
 from ...target import Target
 
@@ -213,6 +214,14 @@ def choose_attention_parts_tiling(
 
 
 # -- gradients -------------------------------------------------------------------------------------
+
+
+def gradient_work(node: AttentionGradient) -> tuple[Expr, Expr, Expr]:
+    """(rows that are owned, rows that are walked over, heads of the batch that own rows)."""
+    batch, heads, group, queries, keys, *_ = node.sizes
+    if node.of == "keys":
+        return keys, queries, batch * heads
+    return queries, keys, batch * heads * group
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isqrt
+from math import gcd, isqrt
 
 from ...ir.access import VECTOR
-from ...ir.depthwise_nodes import Windows
+from ...ir.anchors import anchor_members
+from ...ir.buffers import Buffer
+from ...ir.depthwise_access import (
+    channels_are_neighbours,
+    gradient_has_neighbours,
+    stores_neighbours,
+)
+from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
+from ...ir.graph import AnchorGroup
+from ...symbolic.sizes import ONE, Expr, typical
 from ...target import Target
 
 _SUBGROUP = 32
@@ -164,6 +173,40 @@ class Problem:
     sums: bool = False
     factor: int = 1
     parts: int = 1
+
+
+def plane_sizes(sizes: Sequence[Expr]) -> tuple[Expr, Expr]:
+    """Lines, and elements of a line."""
+    return (ONE, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def convolution_problem(group: AnchorGroup, buffers: Mapping[str, Buffer]) -> Problem:
+    """Of the kernel of a depthwise convolution and its epilogue."""
+    node = group.anchor
+    assert isinstance(node, DepthwiseConvolution)
+    are_neighbours = channels_are_neighbours(node.image, node, buffers) or stores_neighbours(
+        anchor_members([group], buffers), node, buffers
+    )
+    images, channels, height, width = map(typical, (*node.batch, *plane_sizes(node.positions)))
+    return Problem(node.windows, images, channels, height, width, are_neighbours)
+
+
+def weight_gradient_problem(
+    node: DepthwiseWeightGradient, buffers: Mapping[str, Buffer]
+) -> Problem:
+    """Of the kernel of the gradient of a depthwise convolution's weight."""
+    height, width = plane_sizes(node.positions)
+    return Problem(
+        node.windows,
+        typical(node.images),
+        typical(node.channels),
+        typical(height),
+        typical(width),
+        gradient_has_neighbours(node, buffers),
+        sums=True,
+        parts=node.parts,
+        factor=gcd(height.constant, *(coefficient for _, coefficient in height.terms)),
+    )
 
 
 def choose_depthwise_tiling(problem: Problem, target: Target) -> DepthwiseTiling:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ...ir.access import step_of
+from ...ir.buffers import Buffer
 from ...ir.fourier import MOST_KEPT
-from ...symbolic.sizes import Expr, magnitude, power_of_two_at_least
+from ...ir.nodes import Fourier
+from ...ir.scalar import Index, loads_of
+from ...ir.spaces import numbered
+from ...symbolic.sizes import (
+    ONE,
+    Expr,
+    as_expr,
+    linearize,
+    magnitude,
+    power_of_two_at_least,
+    typical,
+)
 from ...target import Target
 
 # Pairs in workgroup memory before one is left out.
@@ -49,6 +62,29 @@ class FourierTiling:
     def nbytes(self) -> int:
         """Workgroup memory."""
         return self.rows * self.stride * _PAIR_NBYTES
+
+
+def rows_are_neighbours(node: Fourier, buffers: Mapping[str, Buffer]) -> tuple[bool, bool]:
+    """Whether loads, and stores, of neighbouring rows are closer than those of a row."""
+    rows = [s for s in numbered("i", node.ranges) if s.extent is not ONE]
+    if not rows:
+        return False, False
+    n = as_expr(node.length)
+    j, k = (numbered(prefix, (n,))[0] for prefix in "jk")
+    found = []
+    for load in loads_of(node.real):
+        if all(isinstance(entry, Index) for entry in load.index):
+            buffer = buffers[load.buffer]
+            exprs = [entry.expr for entry in load.index if isinstance(entry, Index)]
+            address = linearize(exprs, buffer.strides)
+            steps = step_of(address, j), step_of(address, rows[-1])
+            if steps[0]:
+                found.append((typical(buffer.numel), steps))
+    along, across = max(found, default=(0, (1, 0)))[1]
+    output = buffers[node.output]
+    address = linearize(node.index, output.strides[: len(node.index)])
+    stored = 0 < step_of(address, rows[-1]) < step_of(address, k)
+    return 0 < across < along, stored
 
 
 def choose_fourier_tiling(

@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ...plan.entry_point import entry_point, parameters_declaration
 from ...plan.model import Parameter
 from ..hardening.spelling import ENTRY, exponentials, hide_bits
 from .storage import Bindings
@@ -39,7 +40,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.globals["entry"] = ENTRY  # the first statement of an entry point
+    environment.globals["entry_point"] = lambda local: entry_point(local) + ENTRY
     return environment
 
 
@@ -68,10 +69,8 @@ def render_module(
     declared, functions = bindings.declarations()
     if parameters:
         rows = (len(parameters) + 3) // 4
-        declared.append(
-            f"@group(0) @binding({bindings.count}) var<uniform> parameters: "
-            f"array<vec4<i32>, {rows}>;  // {', '.join(map(str, parameters))}"
-        )
+        names = ", ".join(map(str, parameters))
+        declared.append(f"{parameters_declaration(bindings.count, rows)}  // {names}")
     text = "\n".join([*functions, body])
     helpers = _helpers(text)
     module = "\n".join([*declared, *helpers.values(), hide_bits(text, helpers)])
