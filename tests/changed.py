@@ -174,7 +174,8 @@ def _is_called_after(test: str, path: str) -> bool:
     word = Path(path).name.partition(".")[0]
     if word in ("__init__", "conftest") or not path.startswith(_ROOTS[0]):
         return False
-    return f"_{word}_" in f"_{Path(test).stem}_"
+    tested = Path(test).stem.removeprefix("test_")
+    return f"_{word}_" in f"_{tested}_" or f"_{tested}_" in f"_{word}_"
 
 
 def _operators(text: str, path: str) -> set[str]:

@@ -34,7 +34,7 @@ def captured(fresh: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def every_case(request: pytest.FixtureRequest) -> bool:
     """Whether a test should run all of its cases, not only those whose turn it is."""
     return bool(request.config.pluginmanager.getplugin("turns").is_named(request.node))

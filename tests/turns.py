@@ -135,8 +135,8 @@ class Turns:
         self._start = 0.0  # of the first test: a busy machine collects for a minute
         self._workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
 
-    def is_named(self, item: pytest.Item) -> bool:
-        """Whether the command line asks for all of a test."""
+    def is_named(self, item: pytest.Item | pytest.Module) -> bool:
+        """Whether the command line asks for all of a test, or of a file of tests."""
         return bool(self._all or self._all_named or item.path.resolve() in self._files)
 
     @pytest.hookimpl(trylast=True)

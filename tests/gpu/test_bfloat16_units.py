@@ -53,7 +53,8 @@ def has_shifts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def _tiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Plans are remembered by what they compute, not by a patched choice."""
+    """Plans are remembered by what they compute, not by a patched choice; units multiply f16."""
+    require_float16()
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     use(TILING, monkeypatch)
     target_for_units(TILING, monkeypatch)
@@ -99,7 +100,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 def test_missed_elements_in_groups(
     name: str, dynamic: bool, has_shifts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_float16()
     if name == "a pair":
         use(SEVERAL, monkeypatch)
     torch.manual_seed(0)
