@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 
 import torch_webgpu_compile
+from tests.missing_names import run_without_names
 from torch_webgpu_compile import torch_private
 from torch_webgpu_compile.errors import PyTorchVersionError
 from torch_webgpu_compile.torch_private import missing, versions
@@ -179,18 +177,9 @@ def test_what_stands_in_for_a_missing_name():
             use()
 
 
-# On a version of PyTorch without any name that is not fatal.
-_WITHOUT = """
-import pkgutil, sys
+_IMPORTS = """
+import pkgutil
 import torch_webgpu_compile
-from torch_webgpu_compile import torch_private
-from torch_webgpu_compile.torch_private import symbols
-def resolve(row):
-    if row.loss is not symbols.Loss.FATAL:
-        raise AttributeError(row.name)
-    return symbols.resolve(row)
-torch_private.resolve = resolve
-import torch
 for module in pkgutil.walk_packages(torch_webgpu_compile.__path__, "torch_webgpu_compile."):
     if ".patches." not in module.name and not module.name.endswith("__main__"):
         __import__(module.name)
@@ -201,12 +190,7 @@ print("imported")
 
 
 def test_the_package_is_imported_without_names_that_are_not_fatal():
-    run = subprocess.run(
-        [sys.executable, "-c", _WITHOUT],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        capture_output=True,
-        text=True,
-    )
+    run = run_without_names(_IMPORTS)
     assert run.stdout == "imported\n", run.stderr
 
 

@@ -6,7 +6,7 @@ which maps go through tiles is in `ir` (`rows`, `transposition`), as groups depe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -27,8 +27,9 @@ from ...ir.graph import (
     dispatch_count,
 )
 from ...ir.nodes import Contraction, Fourier
+from ...ir.scalar import Scalar
 from ...symbolic.sizes import Expr, ceildiv, product
-from ...target import Target
+from ...target import MatrixConfig, Target
 from .attention_tilings import (
     AttentionGradientTiling,
     AttentionPartsTiling,
@@ -123,14 +124,9 @@ def attention_units_tiling(node: Attention, target: Target) -> AttentionUnitsTil
     Queries, keys and values are f16 before they are made f32 for the scores, and so that is what is
     multiplied. Probabilities become f16, as in the kernels of other systems.
     """
-    config = target.matrix_config("f16", "f32", "attention")
-    if config is None or common_factor((node.query, node.key, node.value)) != "f16":
-        return None
-    batch, heads, queries, _, head, value_head = node.sizes
-    if not (head.is_constant and value_head.is_constant):
-        return None
-    sizes = int(head), int(value_head)
-    return choose_attention_units_tiling(batch * heads, queries, sizes, config, target)
+    batch, heads, queries, _, *sizes = node.sizes
+    found = _in_units((node.query, node.key, node.value), sizes, target)
+    return found and choose_attention_units_tiling(batch * heads, queries, *found, target)
 
 
 def _of_parts(node: Attention, target: Target) -> AttentionPartsTiling:
@@ -165,17 +161,26 @@ def attention_gradient_units_tiling(
     What is multiplied was f16 before it is made f32. Weights and the gradients of scores become
     f16, as in the kernels of other systems.
     """
-    config = target.matrix_config("f16", "f32", "attention")
-    operands = node.query, node.key, node.value, node.gradient
-    if config is None or common_factor(operands) != "f16":
+    found = _in_units((node.query, node.key, node.value, node.gradient), node.sizes[5:], target)
+    if found is None:
         return None
-    head, value_head = node.sizes[5:]
-    if not (head.is_constant and value_head.is_constant):
-        return None
+    sizes, config = found
     owned, _, owners = gradient_work(node)
-    sizes = int(head), int(value_head)
     by_keys = node.of == "keys"
     return choose_attention_gradient_units_tiling(owned, owners, sizes, by_keys, config, target)
+
+
+def _in_units(
+    operands: tuple[Scalar, ...], sizes: Sequence[Expr], target: Target
+) -> tuple[tuple[int, int], MatrixConfig] | None:
+    """Head sizes and the units that multiply such operands; None without either."""
+    config = target.matrix_config("f16", "f32", "attention")
+    if config is None or common_factor(operands) != "f16":
+        return None
+    head, value_head = sizes
+    if not (head.is_constant and value_head.is_constant):
+        return None
+    return (int(head), int(value_head)), config
 
 
 def _widths(sizes: tuple[Expr, ...] | list[Expr]) -> list[int]:
