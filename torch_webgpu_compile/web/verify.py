@@ -264,6 +264,8 @@ class _EntryChecks(_Checks):
         entry = self._entry
         symbols = self._sizes()
         for name, tensor in entry.inputs.items():
+            is_known = None not in tensor.sizes
+            self._require(is_known, f"the input {name} has a size that data decide")
             self._follows(tensor, symbols, f"the input {name}")
         for argument in entry.arguments:
             self._argument(argument)
@@ -290,7 +292,8 @@ class _EntryChecks(_Checks):
             self._require(given is not None, f"{what} is of an input {size.input!r:.100}")
             assert given is not None
             self._require(0 <= size.dim < len(given.sizes), f"{what} is of dimension {size.dim}")
-            symbol = as_symbol(given.sizes[size.dim])
+            dimension = given.sizes[size.dim]
+            symbol = None if dimension is None else as_symbol(dimension)
             self._require(
                 symbol is not None and symbol.name == name and name != FIRST_CHECK.name,
                 f"{what} is not dimension {size.dim} of {size.input}",
@@ -304,7 +307,7 @@ class _EntryChecks(_Checks):
         return found
 
     def _follows(self, tensor: Tensor, symbols: Collection[Symbol], what: str) -> None:
-        used = set[Symbol]().union(*map(symbols_of, tensor.sizes))
+        used = set[Symbol]().union(*map(symbols_of, tensor.known_sizes))
         self._require(used <= set(symbols), f"{what} has a size that no input gives")
 
     def _one_of(self, values: Iterable[Any], what: str) -> None:
@@ -381,7 +384,7 @@ class _PlanChecks(_Checks):
         )
         given = set[Symbol]()
         for tensor in self._entry.inputs.values():
-            given = given.union(*map(symbols_of, tensor.sizes))
+            given = given.union(*map(symbols_of, tensor.known_sizes))
         for position, (entry, argument) in enumerate(zip(plan.inputs, arguments, strict=True)):
             self._require(entry.buffer is not None, f"argument {position} is no tensor")
             buffer = plan.buffers[entry.buffer or ""]
