@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -25,8 +25,9 @@ from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
 from ..plan.lru_cache import max_resolved_sizes
-from ..plan.model import HostStep
+from ..plan.model import HostStep, view_at
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
+from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
@@ -35,7 +36,7 @@ from ..runtime.sized import MemoryPlace
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
 from .call_data import CallData
-from .compiled_graph import CompiledGraph, PlanAt
+from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .part_writes import write_part
 from .signature import MutationRecipe, Signature, SignatureVariant, TensorRecipe, UploadRecipe
 from .static_copies import same_layout, with_layout
@@ -296,7 +297,11 @@ class DeviceGraph(CompiledGraph):
     """
 
     def __init__(
-        self, signature: Signature, device: Device, index: int, plan_at: PlanAt | None = None
+        self,
+        signature: Signature,
+        device: Device,
+        index: int,
+        plan_at: PlanAt | PlansAt | None = None,
     ) -> None:
         self.index = index
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
@@ -325,7 +330,7 @@ class DeviceGraph(CompiledGraph):
         if (
             variant.resolved is None
             and self.plan_at is not None
-            and not variant.fits(self.device.target)
+            and not variant.demands.are_met(self.device.target)
         ):
             specialized = self._specialize(variant)
             assert isinstance(specialized, DeviceGraph)
@@ -362,6 +367,8 @@ class DeviceGraph(CompiledGraph):
                 an offset that is the plan's but for multiples of `BINDING_ALIGNMENT`.
             memory: of the tensors, which are as expected, so that nobody has to look at them.
         """
+        if self.plan.plans is not None:
+            return self._run_composed(variant, values)
         resolved: _ResolvedCall = variant.resolved or self._resolved(variant, values)
         buffers: list[Any] = resolved.buffers[:] if memory is None else resolved.on(memory)
         moved: Collection[int] = ()  # positions of what may be in other memory than the argument
@@ -399,6 +406,37 @@ class DeviceGraph(CompiledGraph):
                 self._assign(values[mutation.position], mutation, self._kept(kept, buffers))
         for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
+        return results
+
+    def _run_composed(self, variant: SignatureVariant, values: list[Any]) -> list[Any]:
+        if self.device.is_lost:
+            self._rebind()
+        executor, buffers = self.executor, self.plan.buffers
+        assert isinstance(executor, ComposedExecutor)
+        arguments = values[:]
+        for entry, position in zip(self.plan.inputs, range(len(values)), strict=True):
+            if entry.buffer is not None:
+                buffer = buffers[entry.buffer]
+                layout = buffer.dtype, *view_at(buffer, variant.sizes)
+                arguments[position] = GpuTensor(None, *layout)
+        for recipe in variant.uploads:
+            memory = self._memory(values[recipe.position], recipe)
+            start = memory.offset_nbytes // arguments[recipe.position].dtype.itemsize
+            given = replace(arguments[recipe.position], memory=memory.memory, offset=start)
+            arguments[recipe.position] = given
+        variant, memory_of = self.signature.composed(variant, arguments, executor(arguments))
+        results = list(variant.constants)
+        for tensor in variant.tensors:
+            made = _Made.of(tensor, _Kept(0, None, 0))
+            storage = storages.new_storage(made.nbytes, self.index, memory_of[tensor.buffer])
+            for place, offset, sizes, strides in made.tensors:
+                layout = made.dtype, sizes, strides, offset, self.index
+                results[place] = storages.new_tensor(storage, *layout)
+        self._count_changes(variant, values)
+        for mutation in variant.mutations:
+            self._assign(values[mutation.position], mutation, memory_of[mutation.buffer])
+        for output, argument in self.signature.phase.forwarded:
+            results[output] = values[argument]
         return results
 
     def _find(
@@ -495,6 +533,7 @@ class DeviceGraph(CompiledGraph):
         with self.executor.lock:
             made: _ResolvedCall | None = variant.resolved
             if made is None:
+                assert isinstance(self.executor, Executor)
                 data = {k for k, value in enumerate(values) if type(value) is bytes}
                 made = _resolve(self.executor, variant, self.signature.phase, data)
                 variant.resolved = made

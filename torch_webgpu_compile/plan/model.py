@@ -7,7 +7,7 @@ of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -103,6 +103,18 @@ class PlanBuffer:
     def nbytes_for(self, sizes: Mapping[str, int]) -> int:
         """``nbytes`` for these symbols; 0 where a size turns out to be 0 and makes it negative."""
         return max(0, evaluate(self.nbytes, sizes))
+
+
+def layout_nbytes(
+    dtype: DType, sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr = ZERO
+) -> Expr:
+    """Bytes from the start of memory to the end of the last element; 0 when there is none."""
+    if any(size is ZERO for size in sizes):
+        return ZERO
+    last = offset
+    for size, stride in zip(sizes, strides, strict=True):
+        last = last + (size - 1) * stride
+    return (last + 1) * dtype.itemsize
 
 
 STATUS_NBYTES = 32

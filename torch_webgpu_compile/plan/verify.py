@@ -42,6 +42,7 @@ from .model import (
     Seeds,
     SizeOf,
     Step,
+    layout_nbytes,
     names_of,
 )
 
@@ -129,7 +130,11 @@ class _Verifier:
             and all(expr.constant >= 0 for expr in layout if expr.is_constant),
             f"{name} has a layout that is none",
         )
-        self._require(buffer.nbytes is _nbytes(buffer), f"{name} has {buffer.nbytes} bytes")
+        self._require(
+            buffer.nbytes
+            is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),
+            f"{name} has {buffer.nbytes} bytes",
+        )
         self._require(
             buffer.slot is None or (buffer.role == "intermediate" and buffer.slot >= 0),
             f"{name} cannot be in slot {buffer.slot}",
@@ -323,7 +328,7 @@ class _Verifier:
             all(expr.constant >= 0 for expr in layout if expr.is_constant),
             f"a view of {buffer.name} has a layout that is none",
         )
-        left = buffer.nbytes - _span(*seen) * buffer.dtype.itemsize
+        left = buffer.nbytes - layout_nbytes(buffer.dtype, *seen)
         inside = is_nonnegative(left) or not left.is_constant
         self._require(inside, f"an output shows more than {buffer.name} has")
 
@@ -496,20 +501,6 @@ class _ComposedVerifier(_Verifier):
                 return [name in step.numbers for name in step.outputs]
             case _:
                 return [True] * count
-
-
-def _span(sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr) -> Expr:
-    """Elements from the start of a buffer to the last one of a view; 0 when it is empty."""
-    if any(size is ZERO for size in sizes):
-        return ZERO
-    last = offset
-    for size, stride in zip(sizes, strides, strict=True):
-        last = last + (size - 1) * stride
-    return last + 1
-
-
-def _nbytes(buffer: PlanBuffer) -> Expr:
-    return _span(buffer.sizes, buffer.strides, buffer.offset) * buffer.dtype.itemsize
 
 
 def _is_within(expr: Expr, low: int, high: int) -> bool:
