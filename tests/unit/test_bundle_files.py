@@ -265,6 +265,7 @@ HOST_STEP = {
         "source": "",
         "changed": [],
         "on_device": False,
+        "numbers": [],
     },
 }
 STARVED = {"input": None, "state": None, "seeds": None}

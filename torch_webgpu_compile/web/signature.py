@@ -86,7 +86,9 @@ def tensor_text(entry: Entry, tensor: Tensor) -> str:
 
 def sizes_text(entry: Entry, tensor: Tensor) -> str:
     """Its sizes, with the names that people have given; ``?`` for one that data decide."""
-    text = ", ".join("?" if size is None else str(size) for size in tensor.sizes) + "," * (len(tensor.sizes) == 1)
+    text = ", ".join("?" if size is None else str(size) for size in tensor.sizes) + "," * (
+        len(tensor.sizes) == 1
+    )
     for symbol, size in entry.sizes.items():
         text = size.name.join(re.split(rf"\b{re.escape(symbol)}\b", text))
     return f"({text})"

@@ -302,7 +302,8 @@ class _Division:
     def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
         """One more node, of the part that is closed next."""
         with self._module.graph.inserting_before(self._module.graph.output_node()):
-            node = self._module.graph.create_node("call_function", operation, args, kwargs)
+            node = self._module.graph.create_node("call_function", operation)
+        node.args, node.kwargs = args, kwargs  # FX warns of symbols when it is given these
         given = tree_map_only(Node, self._fake, args)
         with self._mode or nullcontext():
             node.meta["val"] = operation(*given, **kwargs)
@@ -525,8 +526,9 @@ class _Division:
             return source.meta["val"]  # a number, of symbols
 
         for node in nodes:
+            args, kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
             copies[node] = made = graph.call_function(node.target)  # type: ignore[arg-type]
-            made.args, made.kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
+            made.args, made.kwargs = args, kwargs
             made.meta = dict(node.meta)
         graph.output(()).args = (tuple(copies[node] for node in wanted),)
         module = GraphModule(self._module, graph)
