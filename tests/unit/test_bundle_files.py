@@ -175,7 +175,7 @@ def test_wrong_tensors(tmp_path):
 def test_an_exported_bundle_is_verified(exported):
     manifest = read_manifest(exported)
     (variant,) = manifest.variants
-    assert variant.entries.keys() == {"forward", "learn", "remember", "exchange", "draw"}
+    assert variant.entries.keys() == {"forward", "learn", "remember", "exchange", "decide", "draw"}
     states = {name for name, state in variant.state.items() if state.changes}
     assert states == {"seen", "weight", "cache", "first", "second"}
 
@@ -516,4 +516,4 @@ from torch_webgpu_compile.web.verify import read_manifest
 print(len(read_manifest({str(exported)!r}).variants[0].entries))
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (found.stdout, found.stderr) == ("5\n", "")
+    assert (found.stdout, found.stderr) == ("6\n", "")

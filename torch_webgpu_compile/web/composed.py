@@ -105,6 +105,9 @@ class ComposedEntry:
             raise
         except (RuntimeError, ArithmeticError, ValueError) as error:
             raise InputError(f"{self._name}: {error}") from error
+        except (LookupError, TypeError, AttributeError, AssertionError) as error:
+            cause = f"a step cannot be run ({error!r:.200})"
+            raise BundleError(self._entry.plan, cause) from error
         changed: dict[str, GpuBuffer] = {}
         returned: list[GpuTensor] = []
         for output, value in zip(self._plan.outputs, made, strict=True):

@@ -85,7 +85,7 @@ class _Everything(frozenset[Any]):
         return True
 
 
-class _CallRecorder(StepRecorder):
+class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
     """Records a call; the fake tensors that stand for real ones are those of their states."""
 
     def __init__(self, mode: FakeTensorMode, rules: Rules) -> None:

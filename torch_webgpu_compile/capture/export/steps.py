@@ -266,7 +266,8 @@ class Steps:
         is_trained = any(v.requires_grad or id(v) in self._trained for v in operands)
         if torch.is_grad_enabled() and is_trained:
             like = self._fake(None, results[0], ()).float().requires_grad_()
-            results = list(_Refused.apply(str(func), results, like))
+            refused = _Refused.apply(str(func), results, like)  # type: ignore[no-untyped-call]
+            results = list(refused)
         return tree_unflatten(results, spec)
 
     def _lift(self, value: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -45,10 +46,10 @@ class Composer:
         """The plan of a function that a loop or a branch calls."""
         draft = with_calls(passes.run(draft, self._state, passes.TRACED))
         graph = draft.module.graph
-        (returned,) = graph.output_node().args
-        if isinstance(returned, Node):  # a condition
-            graph.output_node().args = ((returned,),)
-        (returned,) = graph.output_node().args
+        output = graph.output_node()
+        if isinstance(output.args[0], Node):  # a condition
+            output.args = (output.args,)
+        returned: Any = output.args[0]
         ends = [*graph.find_nodes(op="placeholder"), *returned]
         values = [end.meta.get("val") if isinstance(end, Node) else end for end in ends]
         is_plain = all(isinstance(v, (torch.Tensor, torch.SymInt, int, type(None))) for v in values)
