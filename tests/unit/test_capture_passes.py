@@ -24,7 +24,7 @@ from torch_webgpu_compile.compiler import compile_graph as compile_graph_to_plan
 from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.plan import serialize
-from torch_webgpu_compile.plan.model import Plan
+from torch_webgpu_compile.plan.model import HostStep, Plan, ReadNumber
 from torch_webgpu_compile.plan.verify import verify_plan
 
 aten = torch.ops.aten
@@ -92,7 +92,7 @@ def test_parts_have_the_way_of_the_whole_graph() -> None:
     assert len(graphs) > 1
     for k, (graph, _) in enumerate(graphs):
         assert "divide" in graph.seconds
-        assert "aten.nonzero" in graph.texts["divide"]
+        assert "ReadNumber(" in graph.texts["divide"]
         assert "return (PlanOutput(" in graph.texts["divide"]
         assert f"_{k}" in graph.name or graph.name.count("_") == 2
 
@@ -186,3 +186,24 @@ def test_a_divided_graph_is_a_composed_plan(monkeypatch: pytest.MonkeyPatch) -> 
     unknown = replace(divided, plan=replace(divided.plan, steps=divided.plan.steps[:-1]))
     with pytest.raises(VerificationError, match="returns"):
         parts.verify_divided(unknown)
+
+
+def test_sizes_that_data_decides_are_steps_without_a_host() -> None:
+    def f(x: Tensor) -> Any:
+        kinds, places, counts = torch.unique(
+            (x * 2).long(), return_inverse=True, return_counts=True
+        )
+        chosen = (
+            x[x > 0],
+            x.masked_select(x < 0),
+            x.int().unique_consecutive(),
+            torch.bincount(places),
+        )
+        return x.nonzero(), *chosen, x.repeat_interleave(places), kinds, counts
+
+    plans: list[Plan] = []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        captured(f, torch.randn(8), plans=plans)
+    (plan,) = plans
+    assert not any(isinstance(s, HostStep) for inner in plan.all_plans for s in inner.steps)
+    assert sum(isinstance(step, ReadNumber) for step in plan.steps) == 7

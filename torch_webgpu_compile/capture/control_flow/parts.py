@@ -49,12 +49,12 @@ from ...torch_private import (
     OpOverload,
     _dispatch_has_kernel_for_dispatch_key,
     free_unbacked_symbols,
-    resolve_unbacked_bindings,
     tree_leaves,
     tree_map_only,
 )
 from ..fx_graphs import attribute_of, fake_mode_of
 from . import turns
+from .choices import CHOICES, Choice
 from .numbers import expressions_in, number_of, size_of, symbols_of, take_numbers
 from .turns import Turns
 
@@ -265,7 +265,6 @@ class _Division:
         elif node.target is aten._assert_scalar.default:
             condition, message = node.args
             if not isinstance(condition, bool):
-                self._close()
                 self._steps.append(Check(self._value(condition), str(message)))
         else:
             self._pending.append(node)
@@ -303,7 +302,7 @@ class _Division:
         """One more node, of the part that is closed next."""
         with self._module.graph.inserting_before(self._module.graph.output_node()):
             node = self._module.graph.create_node("call_function", operation)
-        node.args, node.kwargs = args, kwargs  # FX warns of symbols when it is given these
+        node.args, node.kwargs = args, kwargs  # FX warns of symbols in new nodes
         given = tree_map_only(Node, self._fake, args)
         with self._mode or nullcontext():
             node.meta["val"] = operation(*given, **kwargs)
@@ -327,6 +326,8 @@ class _Division:
         if target is with_effects:
             _, target, *rest = args
             args = tuple(rest)
+        if target in CHOICES and self._choose(node, CHOICES[target](self, *args, **node.kwargs)):
+            return
         build = _STEPS.get(target)
         if build is not None:
             step = build(self, node, *args)
@@ -338,6 +339,30 @@ class _Division:
         self._close()
         self._steps.append(step)
         self._take_sizes(node)
+
+    def _choose(self, node: Node, choice: Choice | None) -> bool:
+        """Puts a choice in the place of a call, which is none; whether there is one."""
+        (unknown, *others) = _unbacked(node.meta["val"])
+        if choice is None or others:
+            return False
+        sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
+        size = next(n for n in sizes if str(n) == unknown)
+        before, self._pending = self._pending, []
+        made = choice.finish(size)
+        after, self._pending = self._pending, before
+        is_one = isinstance(node.meta["val"], Tensor)
+        for old in [node] if is_one else list(node.users):
+            new = made[0 if is_one else old.args[1]]  # type: ignore[index]
+            new.meta = {**node.meta, "val": old.meta["val"], "unbacked_bindings": None}
+            old.replace_all_uses_with(new)
+        count = self._value(choice.count)
+        self._close()
+        self._steps.append(ReadNumber(count, unknown))
+        self._known.add(unknown)
+        if choice.refusal:
+            self._steps.append(Check(self._value(size >= 0), choice.refusal))
+        self._pending = after
+        return True
 
     def results(self, node: Node) -> tuple[str, ...]:
         """Names for the results of a call."""
@@ -357,11 +382,6 @@ class _Division:
     def _take_sizes(self, node: Node) -> None:
         """Names the sizes that a call's results decide."""
         value = node.meta.get("val")
-        bindings = node.meta.get("unbacked_bindings") or {}
-        for _, number in expressions_in(value):
-            # A graph that is traced again keeps the symbols of the first time in its values only.
-            bindings = resolve_unbacked_bindings(number.node.shape_env, bindings)
-            break
         leaves = tree_leaves(value)
         self._known.update(
             str(leaf.node.expr)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from ...torch_private import FakeTensorMode, tree_map_only
+from ...torch_private import FakeTensorMode, _check, tree_map_only
 
 aten = torch.ops.aten
 
@@ -186,7 +186,7 @@ class _Turn:
         env = self._mode.shape_env
         assert env is not None
         rows = env.create_unbacked_symint()
-        torch._check(rows >= 1)
+        _check(rows >= 1)
         with self._mode:
             return torch.empty((rows, *stack.shape[1:]), dtype=stack.dtype, device=stack.device)
 
