@@ -35,7 +35,7 @@ from ..control_flow.numbers import expressions_in
 from ..control_flow.rules import RULES, NotInlined
 from ..tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
 from .functions import PythonFunctions
-from .sized_by_data import SIZED_BY_DATA, chosen
+from .sized_by_data import SIZED_BY_DATA
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -68,7 +68,6 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(rules, lift)
         self.steps = steps
         self._is_sure = False
-        self._chosen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,6 +76,9 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]
             return self.steps.higher_order(self, func, args, kwargs)
         if func in (READ, aten.item.default):
             return self._read(self.lifted(args[0]))
+        if func is CHECK:
+            self._check_node(args)
+            return None
         rule = SIZED_BY_DATA.get(func)
         if rule is not None:
             made = self._sized(rule, args, kwargs)
@@ -89,17 +91,10 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._is_sure = True
         try:
             with self:
-                return rule(self._places, *args, **kwargs)
+                return rule(*args, **kwargs)
         finally:
             self._is_sure = False
             self.steps.new_checks()
-
-    def _places(self, mask: Tensor) -> Tensor:
-        """What a mask chooses: found once, as each has to be waited for."""
-        key = id(mask), mask._version
-        if key not in self._chosen:
-            self._chosen[key] = mask, chosen(mask)
-        return self._chosen[key][1]
 
     def finish(
         self, results: Any, mutated: tuple[int, ...] = (), resized: tuple[int, ...] = ()
