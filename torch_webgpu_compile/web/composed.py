@@ -73,8 +73,8 @@ class ComposedEntry:
         seeds: Callable[[int], bytes],
     ) -> None:
         self._name, self._entry, self._plan, self._device = name, entry, plan, device
-        self._seeds = seeds
-        self._executor = ComposedExecutor(plan, device, _Host(device, seeds))
+        self._seeds, self._host = seeds, _Host(device, seeds)
+        self._executor = ComposedExecutor(plan, device, self._host)
         self.checks_indices = any(
             buffer.role == "status" for part in plan.all_plans for buffer in part.buffers.values()
         )
@@ -149,10 +149,9 @@ class ComposedEntry:
         ):
             raise self._damaged(f"the state {name}", value)
         if value.span and (value.strides != wanted.strides or value.offset):
-            return (
-                _Host(self._device, self._seeds).laid_out(value, value.dtype, wanted.strides).memory
-            )
-        return value.memory
+            value = self._host.laid_out(value, value.dtype, wanted.strides)
+        memory: GpuBuffer = value.memory
+        return memory
 
     def _check(self, returned: Sequence[Any], given: Given) -> None:
         """That results are what the manifest says of them."""

@@ -49,7 +49,7 @@ def _chosen(build: Callable[..., Choice | None], *args: Any, **kwargs: Any) -> A
     if choice is None:
         return NotImplemented
     size = choice.count.meta["val"].item()
-    _check(size >= 0)
+    _check(size >= 0)  # type: ignore[no-untyped-call]
     if choice.refusal:
         aten._assert_scalar.default(size >= 0, choice.refusal)
     results = [made.meta["val"] for made in choice.finish(size)]
