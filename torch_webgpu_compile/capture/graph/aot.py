@@ -308,11 +308,10 @@ class GraphCapture:
         """The plan of a function that a loop or a branch calls."""
         draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
         graph = draft.module.graph
-        (returned,) = graph.output_node().args
-        if isinstance(returned, Node):  # a condition
-            graph.output_node().args = ((returned,),)
-        (returned,) = graph.output_node().args
-        ends = [*graph.find_nodes(op="placeholder"), *returned]
+        results: Any = graph.output_node().args[0]
+        if isinstance(results, Node):  # of a condition
+            graph.output_node().args = (results := (results,),)
+        ends = [*graph.find_nodes(op="placeholder"), *results]
         values = [end.meta.get("val") if isinstance(end, Node) else end for end in ends]
         is_plain = all(isinstance(v, (torch.Tensor, torch.SymInt, int, type(None))) for v in values)
         if not draft.calls and is_plain and not any(map(is_random, graph.nodes)):
