@@ -411,33 +411,46 @@ class DeviceGraph(CompiledGraph):
     def _run_composed(self, variant: SignatureVariant, values: list[Any]) -> list[Any]:
         if self.device.is_lost:
             self._rebind()
-        executor, buffers = self.executor, self.plan.buffers
+        executor = self.executor
         assert isinstance(executor, ComposedExecutor)
         arguments = values[:]
-        for entry, position in zip(self.plan.inputs, range(len(values)), strict=True):
-            if entry.buffer is not None:
-                buffer = buffers[entry.buffer]
-                layout = buffer.dtype, *view_at(buffer, variant.sizes)
-                arguments[position] = GpuTensor(None, *layout)
-        for recipe in variant.uploads:
-            memory = self._memory(values[recipe.position], recipe)
-            start = memory.offset_nbytes // arguments[recipe.position].dtype.itemsize
-            given = replace(arguments[recipe.position], memory=memory.memory, offset=start)
-            arguments[recipe.position] = given
+        for position, tensor, recipe in variant.resolved or self._layouts(variant):
+            memory: AnyBuffer = tensor.memory
+            if recipe is not None:
+                memory = self._memory(values[position], recipe)
+            start = memory.offset_nbytes // tensor.dtype.itemsize
+            arguments[position] = replace(tensor, memory=memory.memory, offset=start)
         variant, memory_of = self.signature.composed(variant, arguments, executor(arguments))
         results = list(variant.constants)
         for tensor in variant.tensors:
             made = _Made.of(tensor, _Kept(0, None, 0))
             storage = storages.new_storage(made.nbytes, self.index, memory_of[tensor.buffer])
             for place, offset, sizes, strides in made.tensors:
-                layout = made.dtype, sizes, strides, offset, self.index
-                results[place] = storages.new_tensor(storage, *layout)
+                shown = sizes, strides, offset, self.index
+                results[place] = storages.new_tensor(storage, made.dtype, *shown)
         self._count_changes(variant, values)
         for mutation in variant.mutations:
             self._assign(values[mutation.position], mutation, memory_of[mutation.buffer])
         for output, argument in self.signature.phase.forwarded:
             results[output] = values[argument]
         return results
+
+    def _layouts(
+        self, variant: SignatureVariant
+    ) -> list[tuple[int, GpuTensor, UploadRecipe | None]]:
+        """The tensors among the arguments of a composed plan; without recipes those not read."""
+        recipes = {recipe.position: recipe for recipe in variant.uploads}
+        nothing = self.device.allocate(0)
+        variant.resolved = found = [
+            (
+                position,
+                GpuTensor(nothing, buffer.dtype, *view_at(buffer, variant.sizes)),
+                recipes.get(position),
+            )
+            for position, entry in enumerate(self.plan.inputs)
+            if entry.buffer is not None and (buffer := self.plan.buffers[entry.buffer])
+        ]
+        return found
 
     def _find(
         self, resolved: _ResolvedCall, values: Sequence[Any], buffers: list[Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -151,21 +151,21 @@ class HostGraph(CompiledGraph):
         memory: dict[str, AnyBuffer] = {**self._take_constant(values, variant).externals}
         passed, states = self._take_changing(values, variant)
         memory |= passed
-        uploaded = 0
+        sizes, uploaded = variant.sizes, 0
         for recipe in variant.uploads:
             if recipe.buffer not in memory:
                 memory[recipe.buffer] = self.device.allocate(recipe.nbytes)
                 uploaded += self._upload_one(values[recipe.position], recipe, memory[recipe.buffer])
         if variant.resolved is None:
-            inputs = [(entry.buffer, k) for k, entry in enumerate(self.plan.inputs) if entry.buffer]
-            buffers = self.plan.buffers
+            nothing, buffers = self.device.allocate(0), self.plan.buffers
             variant.resolved = [
-                (k, name, buffers[name].dtype, view_at(buffers[name], variant.sizes))
-                for name, k in inputs
+                (k, name, GpuTensor(nothing, buffers[name].dtype, *view_at(buffers[name], sizes)))
+                for k, name in enumerate(entry.buffer for entry in self.plan.inputs)
+                if name is not None
             ]
         arguments = values[:]
-        for position, name, dtype, view in variant.resolved:
-            arguments[position] = GpuTensor(memory.get(name), dtype, *view)
+        for position, name, tensor in variant.resolved:
+            arguments[position] = replace(tensor, memory=memory.get(name, tensor.memory))
         try:
             made = executor(arguments)
             outcome, found = self.signature.composed(variant, arguments, made)

@@ -75,9 +75,11 @@ class PlanHost:
                 if tensor.strides != strides:
                     raise DeviceError(f"a tensor of strides {tensor.strides} is not {strides}")
                 flat = given.as_strided((storage_span(tensor.shape, strides),), (1,))
-                return self._value(flat.to(wanted, copy=True).as_strided(tensor.shape, strides))
-            made = torch.empty_strided(tensor.shape, strides, dtype=wanted, device=given.device)
-            return self._value(made.copy_(given))
+                made = flat.to(wanted, copy=True).as_strided(tensor.shape, strides)
+            else:
+                made = given.new_empty_strided(tensor.shape, strides, dtype=wanted).copy_(given)
+        found: GpuTensor = self._value(made)
+        return found
 
     def _index(self) -> int | None:
         """The device's number in PyTorch, if it has one."""

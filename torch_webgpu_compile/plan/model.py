@@ -257,8 +257,16 @@ class HostStep:
 # ---- composed plans
 
 
+class _Between:
+    """A step of a composed plan, on names of which `names_of` tells."""
+
+    __slots__ = ()
+    buffers: tuple[str, ...] = ()
+    sizes: tuple[Expr, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(_Between):
     """Run a nested plan.
 
     Attributes:
@@ -274,7 +282,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(_Between):
     """Run one of two nested plans.
 
     Attributes:
@@ -291,7 +299,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(_Between):
     """Run a nested plan as often as a number says, or while another plan's result holds.
 
     Attributes:
@@ -318,7 +326,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadNumber:
+class ReadNumber(_Between):
     """Wait for the GPU, and name the number that is in a tensor of one element."""
 
     buffer: str
@@ -326,7 +334,7 @@ class ReadNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeOf:
+class SizeOf(_Between):
     """Name the size, or the stride, of a dimension of a tensor whose layout a step decided."""
 
     buffer: str
@@ -336,7 +344,7 @@ class SizeOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(_Between):
     """Name a number made of named ones, as Python computes it."""
 
     name: str
@@ -344,7 +352,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Floats:
+class Floats(_Between):
     """A float32 tensor of named numbers, with one dimension."""
 
     name: str
@@ -352,7 +360,7 @@ class Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeds:
+class Seeds(_Between):
     """An int32 tensor of ``count`` rows of two: new seeds of random numbers."""
 
     name: str
@@ -360,7 +368,7 @@ class Seeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Check(_Between):
     """Raise an error with this message unless a number is not 0."""
 
     condition: str

@@ -55,7 +55,7 @@ from .launcher import Launcher
 class GpuTensor:
     """A tensor in GPU memory: sizes, strides and the first element's offset, in elements."""
 
-    memory: Any  # a GpuBuffer; None of an argument that no step reads
+    memory: GpuBuffer
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -342,7 +342,8 @@ class _Part(Protocol):
         changed: positions of the arguments that it changes in place.
     """
 
-    changed: Sequence[int]
+    @property
+    def changed(self) -> Sequence[int]: ...
 
     def run(self, arguments: Sequence[Any]) -> list[Value]: ...
     def reclaim(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...captured import Phase
 from ...plan.model import Plan, PlanOutput, Run, Seeds, Step
@@ -69,5 +70,7 @@ def _with_forwarded(part: Planned) -> Plan:
 def _renumbered(step: Step, numbers: Sequence[int]) -> Step:
     """A step with the numbers of nested plans in place of those of parts."""
     fields = ("plan", "then", "otherwise", "body", "condition")
-    found = {name: getattr(step, name, None) for name in fields}
-    return replace(step, **{n: numbers[k] for n, k in found.items() if type(k) is int})
+    found: dict[str, Any] = {name: getattr(step, name, None) for name in fields}
+    changes: Any = {name: numbers[k] for name, k in found.items() if type(k) is int}
+    renumbered: Step = replace(step, **changes)
+    return renumbered

@@ -366,7 +366,7 @@ class _Division:
 
     def results(self, node: Node) -> tuple[str, ...]:
         """Names for the results of a call."""
-        values = node.meta.get("val")
+        values: Any = node.meta.get("val")
         if node.target is with_effects:
             values = values[1:]
         if isinstance(values, (tuple, list)):
@@ -405,7 +405,7 @@ class _Division:
         if len(free) != 1 or str(free[0]) in self._known:
             return
         (unknown,) = free
-        factor = expression / unknown  # type: ignore[operator]
+        factor = expression / unknown
         if factor == 1:
             self._steps.append(SizeOf(buffer, field_name, dim, str(unknown)))
         elif factor.is_Integer:
@@ -448,7 +448,7 @@ class _Division:
                 "leave it out of the compiled function",
                 user_source(node),
             )
-        name = target.name()
+        name: str = target.name()  # type: ignore[no-untyped-call]
         on_device = _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1") or any(
             tensor.device.type not in ("cpu", "meta") for tensor in tensors
         )

@@ -186,7 +186,7 @@ class _Turn:
         env = self._mode.shape_env
         assert env is not None
         rows = env.create_unbacked_symint()
-        _check(rows >= 1)
+        _check(rows >= 1)  # type: ignore[no-untyped-call]
         with self._mode:
             return torch.empty((rows, *stack.shape[1:]), dtype=stack.dtype, device=stack.device)
 
