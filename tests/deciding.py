@@ -48,7 +48,7 @@ class Deciding(nn.Module):
         return {"where": x.nonzero(), "chosen": chosen * mean, "values": values, "counts": counts}
 
     def steps(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Each turn gives a row; dropout draws random numbers in it."""
+        """Each turn gives a row."""
 
         def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             carry = (carry @ self.weight + row).softmax(-1)
@@ -56,15 +56,27 @@ class Deciding(nn.Module):
 
         return scan(step, torch.zeros(4), rows)  # type: ignore[no-any-return]
 
+    def turned(self, x: Tensor) -> Tensor:
+        """A turn gives what it takes in another layout, which PyTorch itself refuses."""
+        zero = torch.zeros((), dtype=torch.int64)
+        state = torch.while_loop(lambda k, _: k < 3, lambda k, x: (k + 1, turn(x)), (zero, x))
+        return state[1]
+
     def entries(self) -> dict[str, EntryPoint]:
         """Of a bundle."""
         n = torch.export.Dim("n", max=64)
         return {
             "halve": EntryPoint(self.halve, (torch.randn(3, 4), torch.tensor(0.1))),
             "choose": EntryPoint(self.choose, (torch.randn(3, 4),)),
+            "turned": EntryPoint(self.turned, (torch.randn(3, 3),)),
             "find": EntryPoint(self.find, (torch.randn(3, 4),)),
             "steps": EntryPoint(self.steps, (torch.randn(5, 4),), None, ({0: n},)),
         }
+
+
+def turn(x: Tensor) -> Tensor:
+    """Of a square matrix."""
+    return x.softmax(-1).t() + 1
 
 
 def deciding() -> tuple[Deciding, list[tuple[str, tuple[Tensor, ...]]]]:

@@ -18,7 +18,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 import torch_webgpu_compile
-from tests.deciding import deciding
+from tests.deciding import deciding, turn
 from torch_webgpu_compile import (
     EntryPoint,
     IndexOutOfRangeError,
@@ -271,6 +271,8 @@ def test_data_decide_what_a_bundle_runs(tmp_path):
         for got, value in zip(bundle.run(entry, given).values(), wanted, strict=True):
             close(got, value, atol=1e-5, rtol=1e-5)
     close(bundle.state("seen"), model.seen)
+    x = torch.randn(3, 3)
+    close(bundle.run("turned", x=x.numpy())["output"], turn(turn(turn(x))))
     with pytest.raises(InputError, match=r"find: .* does not hold, at deciding.py:.*_check"):
         bundle.run("find", x=np.ones((3, 4)))
 

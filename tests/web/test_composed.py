@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from tests.deciding import deciding
+from tests.deciding import deciding, turn
 from tests.web.test_runtime import RUN, assert_equal, in_python
 from torch_webgpu_compile import export
 
@@ -37,11 +37,14 @@ def test_data_decide_what_runs(in_page, exported):
 
 
 def test_errors_change_nothing_and_memory_is_used_again(in_page, exported):
+    x = torch.randn(3, 3)
     found = in_page(
         """
 const model = await runtime.load("deciding", {seed: 0});
 const full = (value) => ({data: Array(12).fill(value), shape: [3, 4]});
 const failure = (call) => call.then(() => "none", (error) => `${error.name}: ${error.message}`);
+const {output} = await model.run("turned", {x: given});
+const turned = Array.from(await output.read());
 const seen = async () => Array.from(await model.readState("seen"));
 const halve = async (limit, signal) => {
   const results = await model.run("halve", {x: full(0.3), limit}, {signal});
@@ -62,14 +65,16 @@ const before = model.statistics.gpuBytes;
 for (let k = 0; k < 12; k++) await halve(0.001);
 const {gpuBytes, calls} = model.statistics;
 model.destroy();
-return {problems, turns, state, calls, grown: gpuBytes - before};
-"""
+return {turned, problems, turns, state, calls, grown: gpuBytes - before};
+""",
+        x.tolist(),
     )
+    torch.testing.assert_close(torch.tensor(found["turned"]), turn(turn(turn(x))).flatten())
     assert "u0 <= 7 does not hold, at deciding.py:" in found["problems"][0]
     assert found["problems"][0].startswith("InputError: ")
     assert found["problems"][1].startswith("AbortError: ")
     first, second, none = found["turns"]
     assert first == second > 0 == none
     assert found["state"] == [first + second] * 4
-    assert found["calls"] == 21
+    assert found["calls"] == 22
     assert found["grown"] == 0
