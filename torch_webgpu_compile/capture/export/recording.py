@@ -113,7 +113,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         self.stack_trace = _user_frame()
         try:
             args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
-            return self.steps.higher_order(self, func, args, kwargs)
+            return self.steps.higher_order(self, func, args, dict(kwargs))
         except UnsupportedOp as error:
             if error.source:
                 raise

@@ -73,7 +73,7 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self.end()
         if isinstance(func, HigherOrderOperator):
-            return self.steps.higher_order(self, func, args, kwargs)
+            return self.steps.higher_order(self, func, args, dict(kwargs))
         if func in (READ, aten.item.default):
             return self._read(self.lifted(args[0]))
         if func is CHECK:
@@ -230,6 +230,9 @@ class Steps:
         """The results of an operator, as others where that can be, or as a step."""
         rule = RULES.get(func)
         cause = "a bundle cannot hold it"
+        if kwargs.pop("mutated_arg_indices", ""):  # PyTorch 2.14
+            cause, next_step = "its function changes what it is given", "return the new value"
+            raise UnsupportedOp(str(func), cause, next_step)
         if rule is not None:
             try:
                 return self._functions.nested(rule(self._functions, *args, **kwargs))
