@@ -35,7 +35,7 @@ export type Nested = Kernels | Composed;
 interface Call { arguments: string[]; results: string[] }
 export type Step =
   | ({ kind: "Run"; plan: number } & Call)
-  | ({ kind: "Branch"; condition: string; then: number; otherwise: number } & Call)
+  | ({ kind: "Branch"; index: string; plans: number[] } & Call)
   | { kind: "Loop"; body: number; condition: number | null; count: string | null; carried: string[]; others: string[]; results: string[]; stacked: number[] }
   | { kind: "ReadNumber"; buffer: string; name: string }
   | { kind: "SizeOf"; buffer: string; field: "size" | "stride"; dim: number; name: string }
@@ -57,7 +57,7 @@ const names = list(text);
 const call = { arguments: names, results: names };
 const STEPS: Record<Step["kind"], Check<any>> = {
   Run: fields({ plan: count, ...call }),
-  Branch: fields({ condition: text, then: count, otherwise: count, ...call }),
+  Branch: fields({ index: text, plans: list(count), ...call }),
   Loop: fields({ body: count, condition: optional(count), count: optional(text), carried: names, others: names, results: names, stacked: list(count) }),
   ReadNumber: fields({ buffer: text, name: text }),
   SizeOf: fields({ buffer: text, field: oneOf("size", "stride"), dim: below(64), name: text }),
@@ -83,7 +83,7 @@ function namesIn(value: NumberValue): Set<string> {
 export function namesOf(step: Step): [reads: string[], makes: string[]] {
   switch (step.kind) {
     case "Run": return [step.arguments, step.results];
-    case "Branch": return [[step.condition, ...step.arguments], step.results];
+    case "Branch": return [[step.index, ...step.arguments], step.results];
     case "Loop": return [[...(step.count === null ? [] : [step.count]), ...step.carried, ...step.others], step.results];
     case "ReadNumber": case "SizeOf": return [[step.buffer], [step.name]];
     case "Compute": return [[...namesIn(step.value)], [step.name]];
@@ -235,8 +235,10 @@ function kindsOf(plan: Composed, at: string): boolean[] {
     let made = makes.map(() => true);
     if (step.kind === "Run") made = call(step.plan, step.arguments, makes.length);
     else if (step.kind === "Branch") {
-      made = call(step.then, step.arguments, makes.length);
-      need(same(made, call(step.otherwise, step.arguments, makes.length)), "has branches with results of other kinds");
+      need(step.plans.length > 0, "chooses among no plans");
+      const found = step.plans.map((plan) => call(plan, step.arguments, makes.length));
+      made = found[0]!;
+      need(found.every((kinds) => same(kinds, made)), "has branches with results of other kinds");
     } else if (step.kind === "Loop") {
       const given = [...step.carried, ...step.others];
       made = call(step.body, given, step.carried.length);

@@ -271,8 +271,10 @@ class Running {
     switch (step.kind) {
       case "Run": return this.run(plans[step.plan]!, take(step.arguments));
       case "Branch": {
-        const holds = isTrue(await this.number(values.get(step.condition)));
-        return this.run(plans[holds ? step.then : step.otherwise]!, take(step.arguments));
+        const index = await this.number(values.get(step.index));
+        const chosen = step.plans[Number(index)];
+        if (chosen === undefined) throw new InputError(`there is no branch ${index} of ${step.plans.length}; use other inputs`);
+        return this.run(plans[chosen]!, take(step.arguments));
       }
       case "Loop": return this.loop(plan, step, take([...step.carried, ...step.others]), step.count === null ? Infinity : Number(scalar(step.count)));
       case "ReadNumber": return [await this.number(values.get(step.buffer))];

@@ -256,8 +256,10 @@ class Steps:
         ]
         found, spec = traced[-1]
         shapes = given.results(tree_leaves(tree_map_only(Node, _value, found.results)))
-        if func is higher_order.cond:
-            _require_alike(func, *(tree_map_only(Node, _value, t.results) for t, _ in traced))
+        if given.are_branches:
+            first, *others = (tree_map_only(Node, _value, t.results) for t, _ in traced)
+            for other in others:
+                _require_alike(func, first, other)
         results = [self._fake(func, like, size) for like, size in shapes]
         recorder.step(func, given.call(modules, tuple(captured)), results)
         operands = [v for v in (*arguments, *captured) if isinstance(v, Tensor)]
@@ -416,6 +418,7 @@ class _Operands:
         results: of the leaves that the last function gives, what the operator gives: (a tensor like
             it, its sizes, if others).
         call: the operator's arguments, of graphs and of more operands.
+        are_branches: whether one of the functions is called.
     """
 
     def __init__(
@@ -424,9 +427,10 @@ class _Operands:
         arguments: Sequence[Any],
         results: Callable[[Sequence[Any]], Sequence[tuple[Any, Any]]],
         call: Callable[[Sequence[GraphModule], tuple[Any, ...]], Sequence[Any]],
+        are_branches: bool = False,
     ) -> None:
         self.functions, self.arguments = functions, arguments
-        self.results, self.call = results, call
+        self.results, self.call, self.are_branches = results, call, are_branches
 
 
 def _as_they_are(leaves: Sequence[Any]) -> list[tuple[Any, None]]:
@@ -434,11 +438,18 @@ def _as_they_are(leaves: Sequence[Any]) -> list[tuple[Any, None]]:
 
 
 def _cond(predicate: Any, then: Any, otherwise: Any, operands: Sequence[Any] = ()) -> _Operands:
+    found = _switch(predicate, (then, otherwise), operands)
+    found.call = lambda graphs, more: (predicate, *graphs, (*operands, *more))
+    return found
+
+
+def _switch(index: Any, branches: Sequence[Any], operands: Sequence[Any] = ()) -> _Operands:
     return _Operands(
-        [(then, True), (otherwise, True)],
+        [(branch, True) for branch in branches],
         operands,
         _as_they_are,
-        lambda graphs, more: (predicate, *graphs, (*operands, *more)),
+        lambda graphs, more: (index, tuple(graphs), (*operands, *more)),
+        are_branches=True,
     )
 
 
@@ -497,4 +508,5 @@ _OPERANDS: Mapping[Any, Callable[..., _Operands]] = {
     higher_order.scan: _scan,
     higher_order.map_impl: _map,
     higher_order.associative_scan: _associative_scan,
+    getattr(higher_order, "switch", None): _switch,  # PyTorch 2.14
 }
