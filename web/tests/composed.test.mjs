@@ -104,6 +104,31 @@ test("composed plans that were tampered with", () => {
   }
 });
 
+test("random damage ends in BundleError alone", () => {
+  let seed = 1;
+  const random = (most) => (seed = (seed * 48271) % 2147483647) % most;
+  const values = [null, -1, 0, 1, 2 ** 60, "x", "__proto__", "u", [], {}, true, { c: 0, t: [[1, ["u", 0]]] }];
+  for (let round = 0; round < 3000; round++) {
+    const made = structuredClone(bundle());
+    for (let at = made.plan; ;) {
+      const keys = Object.keys(at);
+      if (!keys.length) break;
+      const key = keys[random(keys.length)];
+      if (typeof at[key] !== "object" || at[key] === null || !random(6)) {
+        if (random(4)) at[key] = values[random(values.length)];
+        else delete at[key];
+        break;
+      }
+      at = at[key];
+    }
+    try {
+      check({ ...made, plan: JSON.parse(JSON.stringify(made.plan)) });
+    } catch (error) {
+      assert.equal(error.name, "BundleError", `${round}: ${error.stack}`);
+    }
+  }
+});
+
 const value = (op, ...args) => runtime.PYTHON_OPS[op](...args);
 
 test("numbers are computed as Python does", () => {
