@@ -91,10 +91,10 @@ class Bindings:
         names = names if len({*names}) > 1 else names[:1]
         for name in names:
             if name not in self._uses:
-                buffer = self.buffers[name]
-                dtype = self.target.in_wgsl(buffer.dtype)
-                buffer = buffer if dtype is buffer.dtype else replace(buffer, dtype=dtype)
-                self._uses[name] = Use(buffer, f"x{len(self._uses)}")
+                used = self.buffers[name]
+                dtype = self.target.in_wgsl(used.dtype)
+                used = used if dtype is used.dtype else replace(used, dtype=dtype)
+                self._uses[name] = Use(used, f"x{len(self._uses)}")
         return [self._uses[name] for name in names]
 
     def touch(self, buffer: str, numel: Expr) -> None:
