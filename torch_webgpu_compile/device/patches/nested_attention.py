@@ -19,35 +19,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Patches the function when nested tensors are first used."""
-    after_import("torch.nested._internal.ops", _install)
-
-
-def _install(module: Any) -> None:
-    original: Callable[..., Any] = module.jagged_scaled_dot_product_attention
-
-    def jagged_scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        given = (query, key, value)
-        is_ours = query.device.type == devices.NAME or _is_compiled_for_webgpu()
-        is_ours = is_ours and attn_mask is None
-        if is_ours and all(t.is_nested and t.dim() == 4 and t._ragged_idx == 2 for t in given):
-            return attention(*given, dropout_p, is_causal, scale, enable_gqa)
-        return original(*given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    module.jagged_scaled_dot_product_attention = jagged_scaled_dot_product_attention
+@around("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
+def jagged_scaled_dot_product_attention(
+    original: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    given = (query, key, value)
+    is_ours = query.device.type == devices.NAME or _is_compiled_for_webgpu()
+    is_ours = is_ours and attn_mask is None
+    if is_ours and all(t.is_nested and t.dim() == 4 and t._ragged_idx == 2 for t in given):
+        return attention(*given, dropout_p, is_causal, scale, enable_gqa)
+    return original(*given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _is_traced() -> bool:
