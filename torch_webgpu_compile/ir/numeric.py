@@ -1,4 +1,7 @@
-"""The scalar ops on NumPy arrays, with PyTorch's rules. Used to interpret and to fold constants."""
+"""The scalar ops on NumPy arrays, with PyTorch's rules. Used to interpret and to fold constants.
+
+What NumPy does not have, `lowering.special` defines by PyTorch's own functions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType, Kind
-from . import float8, numeric_special
+from . import float8
 
 Array = npt.NDArray[Any]
 
@@ -83,6 +86,11 @@ def scalar_op(name: str, operands: Sequence[Array], dtype: DType) -> Array:
     """A row of `scalar.OPS` other than the conversions."""
     result = _OPS[name](*operands)
     return round_to(np.asarray(result), dtype)
+
+
+def define(name: str, function: Callable[..., Array]) -> None:
+    """Says what an op computes that has no row here."""
+    _OPS[name] = function
 
 
 def _vectorized(function: Callable[[float], float]) -> Callable[[Array], Array]:
@@ -211,5 +219,5 @@ _OPS: dict[str, Callable[..., Any]] = {
     "opaque": np.positive,
     "exact_div": np.true_divide,
     "wide_div": np.true_divide,
-    **numeric_special.FUNCTIONS,
+    "gcd": np.gcd,
 }

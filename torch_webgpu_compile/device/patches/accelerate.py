@@ -103,15 +103,14 @@ def get_max_memory(count: Any, max_memory: Any = None) -> Any:
         free = {index: _free_memory(index) for index in range(devices.device_count())}
         unknown = all(nbytes == sys.maxsize for nbytes in free.values())
         return {**free, **count()} if unknown else free
-    from accelerate.utils.modeling import convert_file_size_to_int, logger
-
+    module: Any = sys.modules["accelerate.utils.modeling"]
     mine: dict[int, float] = {}
     for index in sorted(place for place in max_memory if isinstance(place, int)):
         given = max_memory[index]
-        mine[index] = convert_file_size_to_int(given) if isinstance(given, str) else given
+        mine[index] = module.convert_file_size_to_int(given) if isinstance(given, str) else given
         if index not in range(devices.device_count()):  # as `accelerate` does
             there = list(range(devices.device_count()))
-            logger.warning(f"Device {index} is not available, of devices {there}")
+            module.logger.warning(f"Device {index} is not available, of devices {there}")
     max_memory.update(mine)  # as `accelerate` does
     others = {place: max_memory[place] for place in max_memory if place not in mine}
     return {**mine, **count(others)}

@@ -15,6 +15,7 @@ Until: these choices ask the registered accelerators.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def _register(module: Any) -> None:
     module.AcceleratorRegistry.register(devices.NAME, accelerator, description="WebGPU")
 
 
-def _connector(name: str) -> Any:
+def _connector(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return around(*(f"{each}.{_CONNECTOR}:_AcceleratorConnector.{name}" for each in _PACKAGES))
 
 
