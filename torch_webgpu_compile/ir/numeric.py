@@ -142,17 +142,8 @@ def _pow(a: Array, b: Array) -> Array:
     return np.where(b < 0, negative, positive)
 
 
-def _bits(kind: str) -> Callable[[Array, Array], Array]:
-    functions: dict[str, Any] = {
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    function: Callable[[Array, Array], Array] = functions[kind]
-    return function
-
-
 _SAME_NAME = (
+    "bitwise_and bitwise_or bitwise_xor "
     "add remainder fmod minimum maximum copysign nextafter abs square sqrt exp exp2 expm1 log "
     "log2 log10 log1p sin cos tan sinh cosh tanh floor ceil trunc isnan isinf where gcd"
 )
@@ -165,9 +156,6 @@ _OPS: dict[str, Callable[..., Any]] = {
     "trunc_divide": _trunc_divide,
     "pow": _pow,
     "atan2": np.arctan2,
-    "bitwise_and": _bits("and"),
-    "bitwise_or": _bits("or"),
-    "bitwise_xor": _bits("xor"),
     "shift_left": np.left_shift,
     "shift_right": np.right_shift,
     "neg": np.negative,

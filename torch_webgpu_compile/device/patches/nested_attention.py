@@ -75,7 +75,9 @@ def attention(
     Rows are as long as the longest, or, while that is not known in a graph, as all together. In a
     causal one a row's first query has its first key.
     """
-    query, key, value = (_without_holes(t) for t in (query, key, value))
+    query, key, value = (  # without holes
+        t if t.lengths() is None else t.contiguous() for t in (query, key, value)
+    )
     queries, keys, values = map(_padded, (query, key, value))
     places = torch.arange(keys.shape[2], device=query.device)
     mask = (places < key.offsets().diff().unsqueeze(1))[:, None, None]
@@ -97,10 +99,6 @@ def attention(
         sum_S=query._values.shape[query._ragged_idx - 1],
     )
     return made.transpose(1, 2)
-
-
-def _without_holes(nested: Any) -> Any:
-    return nested if nested.lengths() is None else nested.contiguous()
 
 
 def _padded(nested: Any) -> Tensor:
