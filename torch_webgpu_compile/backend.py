@@ -24,7 +24,6 @@ from .compiler import (
     host_numbers,
     loops_of,
     native_operators,
-    signature_of,
 )
 from .counters import counters
 from .device import devices
@@ -66,7 +65,8 @@ def _place_of(module: torch.fx.GraphModule) -> int | None:
 
 
 def _host_graph(state: Compilation, device: Device) -> HostGraph:
-    signature, loops = signature_of(state), loops_of(state)
+    signature = Signature(state.plan, state.phase, state.captured.static_inputs)
+    loops = loops_of(state)
     try:
         return HostGraph(signature, device, loops)
     except DeviceLostError:

@@ -116,6 +116,12 @@ def test_every_scalar_op_has_wgsl_or_a_reason(name, kind):
 
 
 @pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))
+def test_integers_in_words_have_the_operations_of_others(name):
+    rows = [op_row(name, dtype) for dtype in (dtypes.int64, dtypes.int64_in_words)]
+    assert rows.count(None) in (0, 2)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))
 def test_every_scalar_op_is_interpreted(name):
     assert name in numeric._OPS
 

@@ -68,7 +68,7 @@ from .tilings.choose import TiledSchedule, Tiling, Tilings
 from .tilings.contraction import has_shifts
 from .tilings.depthwise import DepthwiseTiling
 from .tilings.fourier import FourierTiling
-from .tilings.matmul import FewRowsTiling, MatmulTiling
+from .tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling
 from .tilings.units import UnitsTiling
 
 __all__ = ["Kernels", "render", "verify_kernels"]
@@ -95,14 +95,14 @@ def render(tiled: TiledSchedule, target: Target) -> Kernels:
     found: list[tuple[KernelCall | HostCall, ...]] = []
     known: dict[Hashable, tuple[tuple[str, ...], tuple[KernelCall, ...]]] = {}
     schedule, buffers = tiled.schedule, tiled.schedule.graph.buffers
-    for group, tilings in zip(schedule.groups, tiled.tilings, strict=True):
+    for group, tilings, problem in zip(schedule.groups, tiled.tilings, tiled.problems, strict=True):
         form, names = group_key(group, buffers) or (None, ())
         key = form, tilings
         if form is not None and (same := known.get(key)) is not None:
             instead = dict(zip(same[0], names, strict=True))
             found.append(tuple(call.on(instead) for call in same[1]))
             continue
-        calls = tuple(_render_group(group, buffers, target, tilings))
+        calls = tuple(_render_group(group, buffers, target, tilings, problem))
         if form is not None:
             kernels = tuple(call for call in calls if isinstance(call, KernelCall))
             known[key] = names, kernels
@@ -111,7 +111,11 @@ def render(tiled: TiledSchedule, target: Target) -> Kernels:
 
 
 def _render_group(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
+    group: KernelGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tilings: Tilings,
+    problem: MatmulProblem | None,
 ) -> Sequence[KernelCall | HostCall]:
     """One call of a group, or as many as `dispatch_count` says."""
     if isinstance(group, SingleGroup) and isinstance(group.node, HostCall):
@@ -121,12 +125,16 @@ def _render_group(
     if not dispatch_count(group, buffers):
         return []
     if tilings:
-        return [_render_tiled(group, buffers, target, tiling) for tiling in tilings]
+        return [_render_tiled(group, buffers, target, tiling, problem) for tiling in tilings]
     return [_render_kernel(group, buffers, target)]
 
 
 def _render_tiled(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tiling: Tiling
+    group: KernelGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tiling: Tiling,
+    problem: MatmulProblem | None,
 ) -> KernelCall:
     """The kernel of a group in one of its tilings."""
     match group, tiling:
@@ -146,8 +154,8 @@ def _render_tiled(
             return generate_fourier(node, buffers, target, chosen)
         case (AnchorGroup() | PairGroup() | SiblingGroup()) as products, (
             FewRowsTiling() | MatmulTiling() | UnitsTiling()
-        ) as chosen:
-            return generate_contraction(products, buffers, target, chosen)
+        ) as chosen if problem is not None:
+            return generate_contraction(products, problem, buffers, target, chosen)
     raise AssertionError(f"verify_tilings lets no {group} have {tiling}")
 
 

@@ -29,7 +29,7 @@ def sums_nbytes(workgroup: int, groups: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class SortTiling:
     """How a workgroup orders up to ``size`` elements.
 
     ``workgroup`` invocations keep them in registers, and pass them through ``words`` of workgroup
@@ -64,11 +64,11 @@ class Tile:
 TILES = {
     tile.size: tile
     for tile in (
-        Tile(256, 256, 2048),
-        Tile(1024, 256, 2048),
-        Tile(3072, 256, 3072),
-        Tile(4096, 512, 4096),
-        Tile(12_288, 512, 6144),
+        SortTiling(256, 256, 2048),
+        SortTiling(1024, 256, 2048),
+        SortTiling(3072, 256, 3072),
+        SortTiling(4096, 512, 4096),
+        SortTiling(12_288, 512, 6144),
     )
 }
 """By size."""

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ...captured import user_source
+from ...captured import LIBRARIES, user_source
 from ...errors import UnsupportedOp
 from ...torch_private import (
     DataDependentOutputException,
@@ -51,7 +51,6 @@ from .names import Key, Names, key_of
 
 aten = torch.ops.aten
 
-_OWN = (torch.__path__[0], __file__.rpartition("/capture/")[0])
 _VALUES_NEEDED = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -405,7 +404,7 @@ def _user_frame() -> str | None:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN) and not file.startswith("<"):
+        if not file.startswith(LIBRARIES) and not file.startswith("<"):
             code = linecache.getline(file, frame.f_lineno).strip()
             return f'File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}\n  {code}'
         frame = frame.f_back

@@ -171,7 +171,7 @@ QUIRKS: tuple[Quirk, ...] = (
         "knows what they hold: 0 of x (c ? 0 : NaN), and x of x > 1 ? -inf : x beside i64",
         _NVIDIA,
         _VALUES + "test_choices_of_constants_that_are_not_finite_scaled",
-        where=f"{_SPELLING}: hide_bits",
+        where=f"{_SPELLING}: changed_bits",
     ),
     Quirk(
         "a bool as a number",
@@ -250,7 +250,7 @@ QUIRKS: tuple[Quirk, ...] = (
         "infinity, so that a sigmoid of NaN is 0",
         ("SwiftShader",),
         _COMPOSED,
-        where=f"{_SPELLING}: exponentials",
+        where=f"{_SPELLING}: fast_exp",
     ),
     Quirk(
         "many branches",

@@ -2,19 +2,22 @@
 
 A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
 of the result, ``{s}`` that of one lane of the arguments and ``{v}`` the suffix of a helper for them
-(`hardening.spelling.suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja``
-and included when used.
+(`hardening.spelling.suffix`); ``{exp}`` is the target's `hardening.spelling.fast_exp`. Helpers
+named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when used.
 """
 
 from __future__ import annotations
 
-from ...dtypes import DType, Kind
+from collections.abc import Sequence
+
+from ...dtypes import DType, Kind, int64_in_words
 from ...ir.scalar import POLYNOMIALS
-from ..hardening.spelling import opaque_results
+from ..hardening.spelling import opaque_results, suffix
+from ..values import vector_type
 
 # Of floats: helpers of the op's name, of one argument and of two.
 _HELPERS = (
-    "sign exp fast_exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+    "sign exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
     "tanh asinh acosh atanh erf erfc isnan isinf opaque"
 )
 _PAIR_HELPERS = (
@@ -33,7 +36,8 @@ _FLOAT = {
     "reciprocal": "({T}(1.0) / {0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "{T}(1.0) / sqrt({0})",
-    "sigmoid": "{T}(1.0) / ({T}(1.0) + tw_fast_exp{v}(-{0}))",
+    "fast_exp": "{exp}({0})",
+    "sigmoid": "{T}(1.0) / ({T}(1.0) + {exp}(-{0}))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
@@ -136,6 +140,20 @@ _BOOL = {
     "where": "select({2}, {1}, {0})",
 }
 
+# Of int64 in words, which WGSL's operators would take for vectors.
+_NAMED = "neg abs sign bitwise_not"
+_NAMED_PAIRS = (
+    "add sub mul trunc_divide floor_divide fmod remainder pow gcd minimum maximum shift_left "
+    "shift_right bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge"
+)
+_WORDS = {
+    **{name: f"tw_words_{name}{{v}}({{0}})" for name in _NAMED.split()},
+    **{name: f"tw_words_{name}{{v}}({{0}}, {{1}})" for name in _NAMED_PAIRS.split()},
+    **dict.fromkeys(("floor", "ceil", "trunc", "round"), "{0}"),
+    "square": "tw_words_mul{v}({0}, {0})",
+    "where": "tw_words_where{v}({0}, {1}, {2})",
+}
+
 _TABLES = {
     Kind.FLOAT: _SINGLE,
     Kind.SIGNED: {**_SIGNED, **_SHIFTS},
@@ -152,4 +170,11 @@ WRAPPING = frozenset(
 def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
     table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
-    return table.get(name)
+    return (_WORDS if dtype is int64_in_words else table).get(name)
+
+
+def op_code(name: str, dtype: DType, args: Sequence[str], lanes: int = 1) -> str:
+    """An op that has a row, and no exponential in it, on values of one dtype."""
+    row = op_row(name, dtype)
+    assert row is not None, (name, dtype)
+    return row.format(*args, T=vector_type(dtype, lanes), v=suffix(dtype, lanes), s=dtype.compute)
