@@ -19,6 +19,7 @@ from torch_webgpu_compile.errors import AdapterError
 from torch_webgpu_compile.ir import numeric
 from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
 from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS
+from torch_webgpu_compile.lowering import special  # noqa: F401 - defines ops
 from torch_webgpu_compile.symbolic.sizes import ZERO, as_expr, evaluate, symbol
 
 randn = torch.randn

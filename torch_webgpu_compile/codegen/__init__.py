@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import assert_never
+from typing import Any, assert_never
 
 from ..errors import VerificationError
 from ..ir.anchors import are_contractions
@@ -31,6 +31,7 @@ from ..ir.graph import (
 from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import group_key
 from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
+from ..ir.spaces import Node
 from ..ir.transposition import find_transposition
 from ..plan.model import STATUS, KernelCall
 from ..target import Target
@@ -172,28 +173,25 @@ def _render_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Targe
             return generate_joint(group, buffers, target)
         case RowGroup():
             return generate_rows(group, buffers, target)
-        case SingleGroup(node=TriangularSolve() as node):
-            return generate_triangular_solve(node, buffers, target)
-        case SingleGroup(node=Factorization() as node):
-            return generate_factorization(node, buffers, target)
-        case SingleGroup(node=Scan() as node):
-            return generate_scan(node, buffers, target)
-        case SingleGroup(node=RowSort() as node):
-            return generate_row_sort(node, buffers, target)
-        case SingleGroup(node=DigitCounts() as node):
-            return generate_digit_counts(node, buffers, target)
-        case SingleGroup(node=PartSums() as node):
-            return generate_part_sums(node, buffers, target)
-        case SingleGroup(node=DigitScatter() as node):
-            return generate_digit_scatter(node, buffers, target)
-        case SingleGroup(node=PickDigit() as node):
-            return generate_pick_digit(node, buffers, target)
-        case SingleGroup(node=Compact() as node):
-            return generate_compact(node, buffers, target)
-        case SingleGroup(node=UserKernel() as node):
-            return generate_user_kernel(node, buffers, target)
+        case SingleGroup(node):
+            return _KERNELS[type(node)](node, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]
+
+
+# Of nodes that share a kernel with no other.
+_KERNELS: dict[type[Node], Callable[[Any, dict[str, Buffer], Target], KernelCall]] = {
+    Compact: generate_compact,
+    DigitCounts: generate_digit_counts,
+    DigitScatter: generate_digit_scatter,
+    Factorization: generate_factorization,
+    PartSums: generate_part_sums,
+    PickDigit: generate_pick_digit,
+    RowSort: generate_row_sort,
+    Scan: generate_scan,
+    TriangularSolve: generate_triangular_solve,
+    UserKernel: generate_user_kernel,
+}
 
 
 def verify_kernels(kernels: Kernels, target: Target) -> None:

@@ -100,9 +100,6 @@ class DepthwiseConvolution(Anchor):
     (b…, d0, k…), both float32.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("batch", "positions", "image_sizes", "depth", "windows", "image", "weight"),
-    )
     TILED: ClassVar[bool] = True
 
     output: str

@@ -15,66 +15,39 @@ from ...ir.scalar import POLYNOMIALS
 from ..hardening.spelling import opaque_results, suffix
 from ..values import vector_type
 
+# Of floats: helpers of the op's name, of one argument and of two.
+_HELPERS = (
+    "sign exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+    "tanh asinh acosh atanh erf erfc isnan isinf opaque"
+)
+_PAIR_HELPERS = (
+    "floor_divide trunc_divide remainder fmod minimum maximum pow atan2 copysign nextafter ne zeta"
+)
 _FLOAT = {
+    **{name: f"tw_{name}{{v}}({{0}})" for name in _HELPERS.split()},
+    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in f"{_PAIR_HELPERS} {POLYNOMIALS}".split()},
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
     "div": "({0} / {1})",
-    "floor_divide": "tw_floor_divide{v}({0}, {1})",
-    "trunc_divide": "tw_trunc_divide{v}({0}, {1})",
-    "remainder": "tw_remainder{v}({0}, {1})",
-    "fmod": "tw_fmod{v}({0}, {1})",
-    "minimum": "tw_minimum{v}({0}, {1})",
-    "maximum": "tw_maximum{v}({0}, {1})",
-    "pow": "tw_pow{v}({0}, {1})",
-    "atan2": "tw_atan2{v}({0}, {1})",
-    "copysign": "tw_copysign{v}({0}, {1})",
-    "nextafter": "tw_nextafter{v}({0}, {1})",
     "neg": "(-{0})",
     "abs": "abs({0})",
-    "sign": "tw_sign{v}({0})",
     "square": "({0} * {0})",
     "reciprocal": "({T}(1.0) / {0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "{T}(1.0) / sqrt({0})",
-    "exp": "tw_exp{v}({0})",
     "fast_exp": "{exp}({0})",
-    "exp2": "tw_exp2{v}({0})",
-    "expm1": "tw_expm1{v}({0})",
-    "log": "tw_log{v}({0})",
-    "log2": "tw_log2{v}({0})",
-    "log10": "tw_log10{v}({0})",
-    "log1p": "tw_log1p{v}({0})",
-    "sin": "tw_sin{v}({0})",
-    "cos": "tw_cos{v}({0})",
-    "tan": "tw_tan{v}({0})",
-    "asin": "tw_asin{v}({0})",
-    "acos": "tw_acos{v}({0})",
-    "atan": "tw_atan{v}({0})",
-    "sinh": "tw_sinh{v}({0})",
-    "cosh": "tw_cosh{v}({0})",
-    "tanh": "tw_tanh{v}({0})",
-    "asinh": "tw_asinh{v}({0})",
-    "acosh": "tw_acosh{v}({0})",
-    "atanh": "tw_atanh{v}({0})",
-    "erf": "tw_erf{v}({0})",
-    "erfc": "tw_erfc{v}({0})",
     "sigmoid": "{T}(1.0) / ({T}(1.0) + {exp}(-{0}))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
     "round": "round({0})",  # WGSL rounds half to even, as PyTorch does
     "eq": "({0} == {1})",
-    "ne": "tw_ne{v}({0}, {1})",
     "lt": "({0} < {1})",
     "le": "({0} <= {1})",
     "gt": "({0} > {1})",
     "ge": "({0} >= {1})",
-    "isnan": "tw_isnan{v}({0})",
-    "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
-    "opaque": "tw_opaque{v}({0})",
-    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
 }
 _SINGLE = {
     **opaque_results(_FLOAT),
