@@ -6,7 +6,6 @@ wrong; one that is wrong on a GPU only has a wrong kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,17 @@ import numpy.typing as npt
 from tests.reference import attention, depthwise, sorting
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
-from torch_webgpu_compile.ir.buffers import Buffer
 from torch_webgpu_compile.ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
-from torch_webgpu_compile.ir.graph import GraphOutput, LoopGraph, is_effect
-from torch_webgpu_compile.ir.interpret import Points, Run, interprets, not_interpreted
+from torch_webgpu_compile.ir.interpret import Points, Run, interpret, interprets
 from torch_webgpu_compile.ir.nodes import (
     Contraction,
     Factorization,
     Fourier,
-    HostCall,
     Scan,
     Scatter,
     TriangularSolve,
-    UserKernel,
     carry_name,
 )
-from torch_webgpu_compile.ir.numeric import numpy_dtype
 from torch_webgpu_compile.ir.sorting_nodes import (
     Compact,
     DigitCounts,
@@ -40,109 +34,10 @@ from torch_webgpu_compile.ir.sorting_nodes import (
     RowSort,
 )
 from torch_webgpu_compile.ir.spaces import numbered
-from torch_webgpu_compile.symbolic.sizes import Expr, as_symbol, evaluate
+
+__all__ = ["interpret", "interprets"]
 
 Array = npt.NDArray[Any]
-
-
-RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
-
-
-def interpret(
-    graph: LoopGraph,
-    arguments: Sequence[Any],
-    run_host_call: RunHostCall | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> list[Any]:
-    """The graph's outputs, in order, those that mutate an input included.
-
-    An argument is an integer for a size, else an array of the buffer's sizes (of any strides) or a
-    flat array of its memory. Outputs have the strides of their `GraphOutput`.
-    ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel. ``sizes``
-    are the values of symbols that the arguments do not show.
-    """
-    with np.errstate(all="ignore"):
-        return Interpreter(graph, run_host_call, sizes or {}).run(arguments)
-
-
-class Interpreter(Run):
-    """A run of a whole graph, with its inputs and outputs."""
-
-    def __init__(
-        self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
-    ) -> None:
-        super().__init__(graph)
-        self.run_host_call = run_host_call
-        self.sizes |= sizes
-
-    def run(self, arguments: Sequence[Any]) -> list[Any]:
-        self._bind_sizes(arguments)
-        self.add_empty()
-        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
-            if spec.buffer is not None:
-                self.arrays[spec.buffer] = self.laid_out(self.graph.buffers[spec.buffer], argument)
-        for node in self.graph.nodes:
-            self.compute(node)
-        return [self._output(output) for output in self.graph.outputs]
-
-    def _bind_sizes(self, arguments: Sequence[Any]) -> None:
-        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
-            if spec.size is not None:
-                self._bind(spec.size, int(argument))
-            elif spec.buffer is not None:
-                self._bind_layout(self.graph.buffers[spec.buffer], np.asarray(argument))
-
-    def _bind_layout(self, buffer: Buffer, array: Array) -> None:
-        if len(buffer.sizes) == array.ndim:
-            for size, value in zip(buffer.sizes, array.shape, strict=True):
-                self._bind(size, value)
-            for stride, nbytes in zip(buffer.strides, array.strides, strict=True):
-                self._bind(stride, nbytes // array.itemsize)
-
-    def _bind(self, size: Expr, value: int) -> None:
-        symbol = as_symbol(size)
-        if symbol is not None:
-            self.sizes.setdefault(symbol.name, value)
-
-    def _output(self, output: GraphOutput) -> Any:
-        if output.size is not None:
-            return evaluate(output.size, self.sizes)
-        if output.buffer is None:
-            return output.constant
-        buffer = self.graph.buffers[output.buffer]
-        memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
-        shape = self.shape(buffer.sizes)
-        array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
-        if 0 not in shape:
-            offset = evaluate(buffer.offset, self.sizes)
-            self.strided(memory, shape, buffer.strides, offset)[...] = array
-        assert output.offset is not None
-        offset = evaluate(output.offset, self.sizes)
-        shape = self.shape(output.sizes)
-        if 0 in shape:
-            return np.zeros(shape, memory.dtype)
-        last = offset + sum(
-            (n - 1) * s for n, s in zip(shape, self.shape(output.strides), strict=True)
-        )
-        if last >= memory.size:
-            raise VerificationError(f"output {output} reads past the end of {buffer}")
-        return self.strided(memory, shape, output.strides, offset)
-
-
-@interprets(HostCall)
-def _host_call(run: Interpreter, node: HostCall) -> None:
-    if run.run_host_call is None:
-        raise VerificationError(f"{node.target} runs on the host, but there is no callback")
-    results = run.run_host_call(node, run.arrays, run.sizes)
-    if is_effect(node, run.graph):
-        return
-    for name, result in zip(node.outputs, results, strict=True):
-        run.store(name, np.asarray(result))
-
-
-@interprets(UserKernel)
-def _user_kernel(run: Run, node: UserKernel) -> None:
-    raise not_interpreted(node.kernel.name)
 
 
 @interprets(Contraction)

@@ -1,4 +1,4 @@
-"""Evaluates loop graphs on NumPy: maps and reductions, and what else `interprets` is told of.
+"""Runs a `LoopGraph` on NumPy: maps and reductions, and what else `interprets` is told of.
 
 Every node is evaluated at once over its whole range, on index arrays that broadcast. Indices are
 checked: a load out of range, where no mask hides it, is an error (`IndexOutOfRangeError` where the
@@ -9,7 +9,7 @@ bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,68 +17,121 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
-from ..symbolic.sizes import Expr, FloorDiv, Symbol, evaluate
+from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
 from .buffers import Buffer
-from .graph import LoopGraph
-from .nodes import Pointwise, Reduction, computed_at
+from .graph import GraphOutput, LoopGraph, is_effect
+from .nodes import HostCall, Pointwise, Reduction, UserKernel, computed_at
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, FunctionCall, Index, Load, Local, Masked, Op, Scalar, children
 from .spaces import Node, Space, symbols_in
 
 Array = npt.NDArray[Any]
+RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
 
 
-def evaluated(graph: LoopGraph, name: str) -> Array:
-    """A buffer of a graph without inputs, whose nodes are maps and reductions."""
+def interpret(
+    graph: LoopGraph,
+    arguments: Sequence[Any],
+    run_host_call: RunHostCall | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Any]:
+    """The graph's outputs, in order, those that mutate an input included.
+
+    An argument is an integer for a size, else an array of the buffer's sizes (of any strides) or a
+    flat array of its memory. Outputs have the strides of their `GraphOutput`.
+    ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel. ``sizes``
+    are the values of symbols that the arguments do not show.
+    """
     with np.errstate(all="ignore"):
-        run = Run(graph)
-        run.add_empty()
-        for node in graph.nodes:
-            run.compute(node)
-    return run.arrays[name]
+        return Run(graph, run_host_call, sizes or {}).run(arguments)
 
 
 class Run:
-    """The arrays of a graph: constants, and what nodes have computed, by name of buffer."""
-
-    def __init__(self, graph: LoopGraph) -> None:
+    def __init__(
+        self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
+    ) -> None:
         self.graph = graph
-        self.sizes: dict[str, int] = {}
+        self.run_host_call = run_host_call
+        self.sizes = dict(sizes)
         self.arrays: dict[str, Array] = {}
-        for name, array in graph.constants.items():
-            buffer = graph.buffers[name]
-            self.arrays[name] = self.laid_out(buffer, from_bits(array, buffer.dtype))
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        self._bind_sizes(arguments)
+        for name, buffer in self.graph.buffers.items():
+            if 0 in self.shape(buffer.sizes):  # has no writer
+                self.arrays[name] = np.zeros(self.shape(buffer.sizes), numpy_dtype(buffer.dtype))
+        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
+            if spec.buffer is not None:
+                self.arrays[spec.buffer] = self._input(self.graph.buffers[spec.buffer], argument)
+        for name, array in self.graph.constants.items():
+            buffer = self.graph.buffers[name]
+            self.arrays[name] = self._input(buffer, from_bits(array, buffer.dtype))
+        for node in self.graph.nodes:
+            self._node(node)
+        return [self._output(output) for output in self.graph.outputs]
+
+    def _bind_sizes(self, arguments: Sequence[Any]) -> None:
+        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
+            if spec.size is not None:
+                self._bind(spec.size, int(argument))
+            elif spec.buffer is not None:
+                self._bind_layout(self.graph.buffers[spec.buffer], np.asarray(argument))
+
+    def _bind_layout(self, buffer: Buffer, array: Array) -> None:
+        if len(buffer.sizes) == array.ndim:
+            for size, value in zip(buffer.sizes, array.shape, strict=True):
+                self._bind(size, value)
+            for stride, nbytes in zip(buffer.strides, array.strides, strict=True):
+                self._bind(stride, nbytes // array.itemsize)
+
+    def _bind(self, size: Expr, value: int) -> None:
+        symbol = as_symbol(size)
+        if symbol is not None:
+            self.sizes.setdefault(symbol.name, value)
 
     def shape(self, sizes: Sequence[Expr]) -> tuple[int, ...]:
-        """Sizes as numbers."""
         return tuple(evaluate(size, self.sizes) for size in sizes)
 
-    def laid_out(self, buffer: Buffer, argument: Any) -> Array:
-        """An array of a buffer's sizes, or of its memory, with its sizes."""
+    def _input(self, buffer: Buffer, argument: Any) -> Array:
         array = np.asarray(argument)
         shape = self.shape(buffer.sizes)
         if array.shape == shape:
             return array
-        return self.strided(array, shape, buffer.strides, evaluate(buffer.offset, self.sizes))
+        return self._strided(array, shape, buffer.strides, evaluate(buffer.offset, self.sizes))
 
-    def strided(
+    def _strided(
         self, memory: Array, shape: tuple[int, ...], strides: Sequence[Expr], offset: int
     ) -> Array:
-        """A view of flat memory."""
         nbytes = tuple(s * memory.itemsize for s in self.shape(strides))
         if 0 in shape:
             return np.zeros(shape, memory.dtype)
         return np.lib.stride_tricks.as_strided(memory[offset:], shape, nbytes)
 
-    def add_empty(self) -> None:
-        """Adds buffers without elements, which no node writes."""
-        for name, buffer in self.graph.buffers.items():
-            shape = self.shape(buffer.sizes)
-            if 0 in shape:
-                self.arrays[name] = np.zeros(shape, numpy_dtype(buffer.dtype))
+    def _output(self, output: GraphOutput) -> Any:
+        if output.size is not None:
+            return evaluate(output.size, self.sizes)
+        if output.buffer is None:
+            return output.constant
+        buffer = self.graph.buffers[output.buffer]
+        memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
+        shape = self.shape(buffer.sizes)
+        array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
+        if 0 not in shape:
+            offset = evaluate(buffer.offset, self.sizes)
+            self._strided(memory, shape, buffer.strides, offset)[...] = array
+        assert output.offset is not None
+        offset = evaluate(output.offset, self.sizes)
+        shape = self.shape(output.sizes)
+        if 0 in shape:
+            return np.zeros(shape, memory.dtype)
+        last = offset + sum(
+            (n - 1) * s for n, s in zip(shape, self.shape(output.strides), strict=True)
+        )
+        if last >= memory.size:
+            raise VerificationError(f"output {output} reads past the end of {buffer}")
+        return self._strided(memory, shape, output.strides, offset)
 
-    def compute(self, node: Node) -> None:
-        """Stores what a node computes."""
+    def _node(self, node: Node) -> None:
         rule = _RULES.get(type(node))
         if rule is None:
             raise VerificationError(f"no rule of the interpreter for {type(node).__name__}")
@@ -150,6 +203,22 @@ def _pointwise(run: Run, node: Pointwise) -> None:
 def _reduction(run: Run, node: Reduction) -> None:
     values = run.computed(node)["body"].reshape((*run.shape(node.ranges), -1))
     run.store(node.output, _REDUCE[node.kind](values))
+
+
+@interprets(HostCall)
+def _host_call(run: Run, node: HostCall) -> None:
+    if run.run_host_call is None:
+        raise VerificationError(f"{node.target} runs on the host, but there is no callback")
+    results = run.run_host_call(node, run.arrays, run.sizes)
+    if is_effect(node, run.graph):
+        return
+    for name, result in zip(node.outputs, results, strict=True):
+        run.store(name, np.asarray(result))
+
+
+@interprets(UserKernel)
+def _user_kernel(run: Run, node: UserKernel) -> None:
+    raise not_interpreted(node.kernel.name)
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {
