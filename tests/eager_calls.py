@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
-from tests.reference import interpret
 from tests.replay.package import describe
 from torch_webgpu_compile.callables.signature import bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Constant, ResultArgument
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.symbolic.sizes import Symbol
 
 

@@ -11,11 +11,10 @@ from torch import is_tensor
 
 from . import fallbacks, patches
 from .callables import artifact, saved_on_gpu
-from .callables.compiled_graph import CompiledGraph
+from .callables.compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
 from .callables.signature import Signature
-from .callables.static_tensors import StaticTensors
 from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compiler import (
@@ -28,9 +27,12 @@ from .compiler import (
 from .counters import counters
 from .device import devices
 from .device.determinism import switched
-from .errors import DeviceError, DeviceLostError, OutOfMemoryError
+from .errors import DeviceError, DeviceLostError
 from .inspection import progress
 from .options import CompileOptions, resolve
+from .plan.model import Plan
+from .plan.verify import verify_plan
+from .runtime.composed import ComposedExecutor
 from .runtime.device import Device, device_for, opened_devices, reopened
 from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
@@ -55,25 +57,17 @@ def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     return next(iter(places), None)
 
 
-def _place_of(module: torch.fx.GraphModule) -> int | None:
-    """The ``webgpu`` device of the tensors of a captured graph; None if they are CPU tensors."""
-    for node in module.graph.nodes:
-        for leaf in tree_leaves(node.meta.get("val")):
-            if is_tensor(leaf) and leaf.device.type == devices.NAME:
-                return devices.index_of(leaf.device)
-    return None
-
-
-def _host_graph(state: Compilation, device: Device) -> HostGraph:
-    signature = Signature(state.plan, state.phase, state.captured.static_inputs)
-    loops = loops_of(state)
+def _host_graph(
+    signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None
+) -> HostGraph:
     try:
-        return HostGraph(signature, device, loops)
+        return HostGraph(signature, device, plan_at)
     except DeviceLostError:
-        return HostGraph(signature, reopened(device), loops)
+        return HostGraph(signature, reopened(device), plan_at)
 
 
-Observer = Callable[[Compilation, CompiledGraph], None]
+Observer = Callable[[Compilation, Device, Callable[[], Mapping[str, int] | None]], None]
+"""Told of a graph that was compiled, for which device, and where to find the sizes of a call."""
 
 
 def compile_module(
@@ -92,40 +86,48 @@ def compile_module(
     def showing(what: str) -> AbstractContextManager[None]:
         return progress.shown(what, lambda: device.compile_progress, options.progress)
 
+    nested: dict[str, PlanAt] = {}  # of graphs that are divided, by the names of their parts
+    around: list[CompiledGraph] = []  # these graphs
+
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         with showing(captured.name):  # a backward graph may be compiled long after the others
-            return compile_shown(captured, phase)
-
-    def compile_shown(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
-        cached = observer is None
-        place = index if index is not None else _place_of(captured.module)
-        try:
-            state = compile_graph(captured, phase, device.target, options, cached, tune)
-        except OutOfMemoryError as error:
-            # Dynamo would wrap it in an error of its own: calls raise it instead.
-            return _raising(str(error))
-        before = device.kernels_compiled
-        compiled: CompiledGraph
-        if place is None:
-            compiled = _host_graph(state, device)
-        else:
-            signature = Signature(state.plan, state.phase)
-            compiled = DeviceGraph(signature, device, place, loops_of(state))
-        counters.add(kernels_compiled=device.kernels_compiled - before)
+            state = compilation(captured, phase)
+            static = frozenset() if index is not None else captured.static_inputs
+            compiled = callable_of(Signature(state.plan, state.phase, static), loops_of(state))
         if observer is not None:
-            observer(state, compiled)
+            observer(state, compiled.device, compiled.signature.some_sizes)
         return compiled
 
-    def gpu() -> StaticTensors | None:
-        """The device tensors for the parts of a divided graph of CPU tensors.
+    def plan(captured: CapturedGraph, phase: Phase) -> Plan:
+        with showing(captured.name):
+            state = compilation(captured, phase)
+        loops = loops_of(state)
+        if loops is not None:
+            nested[state.plan.name] = loops
+        if observer is not None:
+            observer(state, device, lambda: _sizes_of(state.plan.name, around))
+        return state.plan
 
-        None where PyTorch does not know the device: plain ``webgpu`` tensors are between parts.
-        """
-        if index is not None:
-            return None
-        current = devices.current_index()
-        is_known = devices.get_device(current) is device
-        return StaticTensors(current) if is_known else None
+    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
+        verify_plan(plan)
+        signature = Signature(plan, phase, frozenset() if index is not None else static)
+        names = {part.name for part in plan.all_plans}
+        plan_at = {name: loops for name, loops in nested.items() if name in names}
+        around.append(callable_of(signature, plan_at))
+        return around[-1]
+
+    def compilation(captured: CapturedGraph, phase: Phase) -> Compilation:
+        return compile_graph(captured, phase, device.target, options, observer is None, tune)
+
+    def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
+        before = device.kernels_compiled
+        compiled: CompiledGraph
+        if index is None:
+            compiled = _host_graph(signature, device, plan_at)
+        else:
+            compiled = DeviceGraph(signature, device, index, plan_at)
+        counters.add(kernels_compiled=device.kernels_compiled - before)
+        return compiled
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
@@ -138,7 +140,8 @@ def compile_module(
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
                 on_whole=keep,
-                gpu=gpu,
+                plan=plan,
+                composed=composed,
                 host_numbers=host_numbers,
                 fill=saved_on_gpu.fill,
                 shows=options.shows if observer is None else lambda name: True,
@@ -146,15 +149,11 @@ def compile_module(
         )
 
 
-def _raising(text: str) -> aot.BoxedFunction:
-    """A graph that no GPU memory is large enough for."""
-
-    def call(arguments: list[Any]) -> list[Any]:
-        arguments.clear()
-        raise OutOfMemoryError(text)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+def _sizes_of(name: str, graphs: Sequence[CompiledGraph]) -> Mapping[str, int] | None:
+    """The sizes of an earlier call of a nested plan."""
+    executors = [graph.executor for graph in graphs]
+    found = (e.sizes_of(name) for e in executors if isinstance(e, ComposedExecutor))
+    return next((sizes for sizes in found if sizes is not None), None)
 
 
 def webgpu(

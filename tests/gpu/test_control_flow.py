@@ -70,6 +70,11 @@ def counted_loop(x: Tensor, w: Tensor) -> Any:
     return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, torch.tanh(x @ w)), (start, x))
 
 
+def loop_of_many_turns(x: Tensor, w: Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64, device=x.device)
+    return while_loop(lambda i, x: i < 21, lambda i, x: (i + 1, torch.sin(x @ w)), (start, x))[1]
+
+
 def loop_of_numbers(x: Tensor) -> Any:
     return while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, x + i), (0, x))[1]
 
@@ -148,6 +153,7 @@ PROGRAMS: list[tuple[Function, Any, dict[str, Any]]] = [
     (nested_branches, [R(8, 8), W], {}),
     (branch_on_size, [R(5, 8)], {"dynamic": True}),
     (counted_loop, grad(R(4, 8), W), {}),
+    (loop_of_many_turns, grad(R(4, 8), W / 3), {}),
     (loop_of_numbers, [R(4, 8)], {}),
     (loop_until_small, [R(4, 8)], {}),
     (long_scan, grad(R(40, 2, 8) / 4, R(2, 8), W / 3), {}),

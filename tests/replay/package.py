@@ -77,11 +77,19 @@ def backend(found: Callable[[Graph], None], refused: Callable[[str], None]) -> C
     def on_host(op: str, dtype: str, source: str, cause: str) -> None:
         refused(f"{op} ({dtype}): {cause}")
 
+    def plan(captured: CapturedGraph, phase: Phase) -> Plan:
+        found(Graph(captured, phase, CompileOptions()))
+        return compile_graph(captured, phase, Target(), CompileOptions(), use_cache=False).plan
+
+    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
+        def call(arguments: list[Any]) -> list[Any]:
+            raise UnsupportedOp(plan.name, "its results are decided by data", "there is none here")
+
+        return call
+
     def compile_module(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        return aot.capture(
-            *(module, inputs, compile_captured, native_operators()),
-            aot.Hooks(on_host=on_host, host_numbers=host_numbers),
-        )
+        hooks = aot.Hooks(on_host=on_host, host_numbers=host_numbers, plan=plan, composed=composed)
+        return aot.capture(module, inputs, compile_captured, native_operators(), hooks)
 
     return compile_module
 

@@ -272,24 +272,6 @@ def test_dynamic_sizes_are_symbols():
     assert recorder.calls == 1
 
 
-def test_sizes_that_depend_on_data_divide_the_graph():
-    def count(x):
-        return (x * 2).nonzero() + 1
-
-    recorder = Recorder()
-    compiled = torch.compile(count, backend=recorder, fullgraph=True)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for values in ((1.0, 0.0, 2.0), (0.0, 0.0, 0.0)):
-            x = torch.tensor(values)
-            assert torch.equal(compiled(x), count(x))
-    assert recorder.calls == 1
-    assert len(recorder.graphs) == 2
-    for _, captured in recorder.graphs:
-        assert not captured.module.graph.find_nodes(
-            op="call_function", target=torch.ops.aten.nonzero.default
-        )
-
-
 def test_sizes_that_depend_on_data_break_the_graph_by_default():
     def count(x):
         return (x + 1).nonzero() + 1

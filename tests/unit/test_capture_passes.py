@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from tests.compilations import OPTIONS, TARGET
 from torch_webgpu_compile.capture.control_flow import parts
 from torch_webgpu_compile.capture.control_flow.parts import Divided
 from torch_webgpu_compile.capture.eager.calls import TensorSpec
@@ -19,23 +20,43 @@ from torch_webgpu_compile.capture.graph import aot, passes
 from torch_webgpu_compile.capture.graph.passes import CAPTURE_PASSES, Draft, State
 from torch_webgpu_compile.capture.tracing import Rules
 from torch_webgpu_compile.captured import CapturedGraph, Phase, verify_captured
+from torch_webgpu_compile.compiler import compile_graph as compile_graph_to_plan
 from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import VerificationError
+from torch_webgpu_compile.plan import serialize
+from torch_webgpu_compile.plan.model import HostStep, Plan, ReadNumber
+from torch_webgpu_compile.plan.verify import verify_plan
 
 aten = torch.ops.aten
 Captured = tuple[CapturedGraph, Phase]
 
 
-def captured(function: Callable[..., Any], *arguments: Any, grad: bool = False) -> list[Captured]:
-    """The graphs of a function, which compute nothing."""
+def captured(
+    function: Callable[..., Any],
+    *arguments: Any,
+    grad: bool = False,
+    plans: list[Plan] | None = None,
+) -> list[Captured]:
+    """The graphs of a function, which compute nothing; ``plans``: gets those that are composed."""
     found: list[Captured] = []
+    plans = [] if plans is None else plans
 
     def compile_graph(graph: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         found.append((graph, phase))
         return lambda arguments: [None] * 99
 
+    def plan(graph: CapturedGraph, phase: Phase) -> Plan:
+        found.append((graph, phase))
+        return compile_graph_to_plan(graph, phase, TARGET, OPTIONS, use_cache=False).plan
+
+    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
+        plans.append(plan)
+        return lambda arguments: [None] * 99
+
     def backend(module: GraphModule, inputs: Any) -> Callable[..., Any]:
-        hooks = aot.Hooks(host_numbers=host_numbers, shows=lambda name: True)
+        hooks = aot.Hooks(
+            host_numbers=host_numbers, shows=lambda name: True, plan=plan, composed=composed
+        )
         aot.capture(module, inputs, compile_graph, native_operators(), hooks)
         return module.forward
 
@@ -71,8 +92,8 @@ def test_parts_have_the_way_of_the_whole_graph() -> None:
     assert len(graphs) > 1
     for k, (graph, _) in enumerate(graphs):
         assert "divide" in graph.seconds
-        assert "aten.nonzero" in graph.texts["divide"]
-        assert "return (Slot(" in graph.texts["divide"]
+        assert "ReadNumber(" in graph.texts["divide"]
+        assert "return (PlanOutput(" in graph.texts["divide"]
         assert f"_{k}" in graph.name or graph.name.count("_") == 2
 
 
@@ -142,7 +163,8 @@ def test_a_captured_graph_has_no_complex_numbers() -> None:
         verify_captured(draft.captured, draft.phase)
 
 
-def test_a_divided_graph_reads_only_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divided_graph_is_a_composed_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps read only what is there."""
     found: list[Divided] = []
 
     def divide(*arguments: Any) -> Divided:
@@ -150,12 +172,38 @@ def test_a_divided_graph_reads_only_what_is_there(monkeypatch: pytest.MonkeyPatc
         return found[-1]
 
     monkeypatch.setattr(passes, "divide", divide)
-    captured(lambda x: (x + 1).nonzero() * 2, torch.randn(8))
-    (divided,) = found
+    plans: list[Plan] = []
+    captured(lambda x: (x + 1).nonzero() * 2, torch.randn(8), plans=plans)
+    (divided,), (plan,) = found, plans
+    assert len(plan.plans or ()) == len(divided.parts)
+    verify_plan(plan)
+    text = serialize.dumps(plan)
+    assert serialize.dumps(serialize.loads(text)) == text
     parts.verify_divided(divided)
-    late = replace(divided, steps=divided.steps[1:], last_uses=divided.last_uses[1:])
-    with pytest.raises(VerificationError, match="step 0 of a graph in parts"):
+    late = replace(divided, plan=replace(divided.plan, steps=divided.plan.steps[1:]))
+    with pytest.raises(VerificationError, match="reads"):
         parts.verify_divided(late)
-    unknown = replace(divided, steps=divided.steps[:-1])
-    with pytest.raises(VerificationError, match="the results of a graph in parts"):
+    unknown = replace(divided, plan=replace(divided.plan, steps=divided.plan.steps[:-1]))
+    with pytest.raises(VerificationError, match="returns"):
         parts.verify_divided(unknown)
+
+
+def test_sizes_that_data_decides_are_steps_without_a_host() -> None:
+    def f(x: Tensor) -> Any:
+        kinds, places, counts = torch.unique(
+            (x * 2).long(), return_inverse=True, return_counts=True
+        )
+        chosen = (
+            x[x > 0],
+            x.masked_select(x < 0),
+            x.int().unique_consecutive(),
+            torch.bincount(places),
+        )
+        return x.nonzero(), *chosen, x.repeat_interleave(places), kinds, counts
+
+    plans: list[Plan] = []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        captured(f, torch.randn(8), plans=plans)
+    (plan,) = plans
+    assert not any(isinstance(s, HostStep) for inner in plan.all_plans for s in inner.steps)
+    assert sum(isinstance(step, ReadNumber) for step in plan.steps) == 7

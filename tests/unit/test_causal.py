@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import compile_function
-from tests.reference import interpret
 from torch_webgpu_compile.ir.attention_nodes import Attention
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.scheduler.rewrites.causal import find_causal_masks
 
 pytestmark = pytest.mark.rotates(6)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
-from tests.reference import interpret
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.graph import AnchorGroup, JointGroup, MapGroup, RowGroup
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols
 from torch_webgpu_compile.scheduler.rewrites.split_attention import split_attention

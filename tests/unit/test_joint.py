@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
 from tests.decoding import Sizes, decode, layers_of
-from tests.reference import interpret
 from torch_webgpu_compile.codegen.kernels.joint import generate_joint
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.attention_nodes import Attention
 from torch_webgpu_compile.ir.graph import JointGroup, MapGroup, RowGroup, SingleGroup
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import Scatter, inputs_of
 from torch_webgpu_compile.ir.scalar import index
 from torch_webgpu_compile.ir.spaces import numbered

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
-from tests.reference import interpret
 from torch_webgpu_compile.ir.attention_nodes import Attention
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.scheduler import cost
 from torch_webgpu_compile.scheduler.rewrites.causal import find_causal_masks
 from torch_webgpu_compile.scheduler.rewrites.common_nodes import drop_unit_symbols

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.harness import TARGET, aot_capture, capture, check, lower_checked, run_graph
-from tests.reference import interpret
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.ir.buffers import BufferOrigin
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import HostCall, Pointwise
 from torch_webgpu_compile.lowering.graph import lower
 

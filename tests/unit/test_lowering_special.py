@@ -14,7 +14,6 @@ from tests.harness import TARGET, check
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.ir import scalar
 from torch_webgpu_compile.ir.folding import of_constants
-from torch_webgpu_compile.lowering import special  # noqa: F401 - defines ops
 
 FLOAT64 = replace(TARGET, features=TARGET.features | {"shader-f64"})
 NUMBERS = torch.cat([torch.linspace(-9, 30, 157), torch.tensor([0.0, 1e-6, 1.5e5])])

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.reference import interpret, interprets
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir import attention_nodes, depthwise_nodes, nodes, sorting_nodes
@@ -19,7 +18,7 @@ from torch_webgpu_compile.ir import interpret as interpreter
 from torch_webgpu_compile.ir.at_sizes import at_sizes
 from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
 from torch_webgpu_compile.ir.graph import GraphInput, GraphOutput, LoopGraph
-from torch_webgpu_compile.ir.interpret import Run
+from torch_webgpu_compile.ir.interpret import Run, interpret, interprets
 from torch_webgpu_compile.ir.nodes import Pointwise, inputs_of, outputs_of, taken_whole
 from torch_webgpu_compile.ir.renaming import rename_node
 from torch_webgpu_compile.ir.scalar import Index, Load, Scalar, apply

@@ -10,9 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compilations import compile_function
+from tests.unit.test_serialize import make_composed
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.options import CompileOptions
-from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, PlanBuffer
+from torch_webgpu_compile.plan.model import (
+    Check,
+    CopyBuffer,
+    Dispatch,
+    HostStep,
+    Loop,
+    PlanBuffer,
+    PlanOutput,
+    ReadNumber,
+    Run,
+)
+from torch_webgpu_compile.plan.numbers import HostNumber, python_number
 from torch_webgpu_compile.plan.verify import verify_plan
 from torch_webgpu_compile.planner.build import Interval, assign_slots
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
@@ -147,3 +159,51 @@ def test_a_plan_with_steps_on_what_it_does_not_have_is_refused(change, message):
 
 def without(buffers: dict[str, PlanBuffer], name: str) -> dict[str, PlanBuffer]:
     return {key: buffer for key, buffer in buffers.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": (Run(2, ("x",), ("a",)),)}, "no plan 2"),
+        ({"steps": (Run(0, (), ("a",)),)}, "other arguments or results"),
+        ({"steps": (Run(0, ("y",), ("a",)),)}, r"\['y'\] is used before"),
+        ({"steps": (Run(0, ("s0",), ("a",)),)}, "s0 of another kind"),
+        ({"steps": (Run(0, ("x",), ("x",)),)}, "two values are named x"),
+        ({"steps": (ReadNumber("s0", "n"),)}, "s0 is no tensor"),
+        ({"steps": (Check("n", ""),)}, r"\['n'\] is used before"),
+        ({"steps": (CopyBuffer("x", "x"),)}, "has a dispatch"),
+        ({"steps": (Loop(0, None, None, ("x",), (), ("a",)),)}, "endless"),
+        ({"steps": (Loop(0, 0, None, ("s0",), (), ("a",)),)}, "s0 of another kind"),
+        ({"steps": (Loop(0, 0, None, ("x",), (), ("a",), (1,)),)}, "stacks what is none"),
+        ({"outputs": (PlanOutput("y"),)}, r"\['y'\] is used before"),
+        ({"outputs": (PlanOutput("s0", mutates=0),)}, "it changes argument 0"),
+        ({"outputs": (PlanOutput("x", (as_expr(1),)),)}, "lays out a result"),
+        ({"plans": (make_composed(), replace(make_composed(), name=""))}, "the name ''"),
+    ],
+)
+def test_a_composed_plan_of_what_is_not_there_is_refused(change, message):
+    plan = make_composed()
+    verify_plan(plan)
+    kept = () if "steps" in change else plan.outputs
+    with pytest.raises(VerificationError, match=message):
+        verify_plan(replace(plan, **{"outputs": kept, **change}))
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "value"),
+    [
+        ("trunc", (HostNumber("mul", (0.3, symbol("n"))),), 2),
+        ("floordiv", (HostNumber("neg", (symbol("n"),)), as_expr(2)), -4),
+        ("round", (HostNumber("div", (symbol("n"), as_expr(2))),), 4),
+        ("where", (HostNumber("lt", (symbol("n"), as_expr(9))), 1.5, as_expr(3)), 1.5),
+        ("pow", (as_expr(2), as_expr(70)), 2.0**70),
+    ],
+)
+def test_numbers_in_python_s_arithmetic(op, args, value):
+    found = python_number(HostNumber(op, args), {"n": 7})
+    assert (type(found), found) == (type(value), value)
+
+
+def test_numbers_are_bounded():
+    with pytest.raises(OverflowError):
+        python_number(HostNumber("pow", (as_expr(1 << 40), as_expr(2))), {})

@@ -11,15 +11,24 @@ from torch_webgpu_compile.plan import serialize
 from torch_webgpu_compile.plan.model import (
     STATUS_BUFFER,
     Binding,
+    Branch,
+    Check,
+    Compute,
     CopyBuffer,
     Dispatch,
+    Floats,
     HostStep,
     Kernel,
     KernelBinding,
+    Loop,
     Plan,
     PlanBuffer,
     PlanInput,
     PlanOutput,
+    ReadNumber,
+    Run,
+    Seeds,
+    SizeOf,
 )
 from torch_webgpu_compile.plan.numbers import HostNumber
 from torch_webgpu_compile.symbolic.nested import HostBuffer, HostView
@@ -75,6 +84,7 @@ def make_plan():
             "model.py:4",
             (HostBuffer("x", (one,)),),
             on_device=True,
+            numbers=("w",),
         ),
     )
     return Plan(
@@ -102,7 +112,40 @@ def make_plan():
         ),
         constants={"c": bytes([1, 2, 255])},
         preparation=Plan("inner", (), {}, (CopyBuffer("x", "p"),), (), ()),
+        plans=(make_composed(),),
     )
+
+
+def make_composed():
+    """A plan of other plans, with every kind of step."""
+    x = buffer("x", "input", (S,))
+    square = Plan(
+        "square", (), {"x": x, "y": buffer("y", "output", (S,))}, (CopyBuffer("x", "y"),),
+        (PlanInput("x"),), (PlanOutput("y", (S,), (as_expr(1),)),),
+    )  # fmt: skip
+    pair = Plan(
+        "pair", (), {**square.buffers, "z": buffer("z", "input", (S,))}, square.steps,
+        (PlanInput("x"), PlanInput("z")), square.outputs,
+    )  # fmt: skip
+    n, half = symbol("n", 0), HostNumber("trunc", (HostNumber("div", (symbol("n"), 2.5)),))
+    steps = (
+        Run(0, ("x",), ("a",)),
+        ReadNumber("a", "n"),
+        Check("n", "n is 0"),
+        Compute("half", half),
+        Branch("n", 0, 0, ("a",), ("b",)),
+        Loop(1, None, "half", ("b",), ("a",), ("c",), (0,)),
+        Loop(0, 0, None, ("c",), (), ("d",)),
+        HostStep("aten.nonzero.default", ("e",), (HostBuffer("d"), n, half), (), "", (), True),
+        SizeOf("e", "size", 0, "count"),
+        Floats("f", ("half", "count")),
+        Seeds("g", 2),
+    )
+    return Plan(
+        "composed", (), {"x": x}, steps, (PlanInput("x"),),
+        (PlanOutput("e"), PlanOutput("half"), PlanOutput("f"), PlanOutput("g", mutates=0)),
+        plans=(square, pair),
+    )  # fmt: skip
 
 
 def test_round_trip():
@@ -137,7 +180,7 @@ def test_it_is_strict_json():
         ({"version": 999}, "version 999"),
         ({"version": True}, "version True"),
         ({"name": None}, r"damaged \(Plan.name: str expected, not None"),
-        ({"steps": [{"Launch": {}}]}, "Plan.steps: Dispatch or CopyBuffer or HostStep expected"),
+        ({"steps": [{"Launch": {}}]}, "Plan.steps: Dispatch or CopyBuffer or .* expected"),
         ({"steps": [{"CopyBuffer": {"source": "x"}}]}, "CopyBuffer.destination is missing"),
         ({"steps": [{"CopyBuffer": {"source": "x", "destination": 1}}]}, "CopyBuffer.destination:"),
         ({"more": 1}, r"Plan has no \['more'\]"),

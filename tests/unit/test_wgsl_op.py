@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tests.compilations import compile_function
-from tests.reference import interpret
 from torch_webgpu_compile import UnsupportedOp, WgslError, wgsl_op
 from torch_webgpu_compile.compiler import cache_key
 from torch_webgpu_compile.errors import OptionError
+from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.text import format_graph
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.plan import serialize

@@ -11,14 +11,19 @@ from typing import Any
 from ..counters import counters
 from ..plan.lru_cache import LruCache
 from ..plan.model import Plan
+from ..runtime.composed import ComposedExecutor
 from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .device_calls import DeviceCalls
 from .host_calls import HostCalls
+from .plan_host import PlanHost
 from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
 """The plan of a graph with symbols at these sizes."""
+
+PlansAt = Mapping[str, PlanAt]
+"""The same for nested plans, by their names."""
 
 _MOST_SPECIALIZED = 8
 
@@ -28,16 +33,14 @@ class CompiledGraph(ABC):
 
     It may be called from several threads.
 
-    A plan with symbols does not run at all sizes. A kernel reaches a buffer beyond the adapter's
-    binding limit through several bindings, whose number has to be known when it is compiled: with
-    symbols it has one for each buffer whose size it does not know. Some drivers end long loops, and
-    numbers may pass the 32 bits that hold them for most sizes. Then a plan without symbols is made
-    of the same graph, and is kept for the sizes that were used last.
+    A plan with symbols does not run at all sizes (see `plan.demands`). Where it does not, a plan
+    without symbols is made of the same graph, and is kept for the sizes that were used last.
 
     Args:
         signature: the plan, and what its inputs and outputs are to PyTorch.
         device: where it runs.
-        plan_at: makes the plans for sizes at which this one cannot run.
+        plan_at: makes the plans for sizes at which this one cannot run; of a composed plan, what
+            makes those of nested plans, by their names.
 
     Raises (when called):
         DeviceError: the GPU refused; the subclass and the message say what.
@@ -45,20 +48,27 @@ class CompiledGraph(ABC):
 
     _boxed_call = True
     device: Device
-    executor: Executor
 
-    def __init__(self, signature: Signature, device: Device, plan_at: PlanAt | None = None) -> None:
+    def __init__(
+        self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
+    ) -> None:
         self.signature = signature
         self.plan = signature.plan
-        self.plan_at = plan_at
+        self.plan_at = plan_at if callable(plan_at) else None
+        self.plans_at: PlansAt = {} if plan_at is None or callable(plan_at) else plan_at
         self._specialized: LruCache[Hashable, CompiledGraph] = LruCache(_MOST_SPECIALIZED)
         self._specializing = threading.Lock()
         self._open(device)
 
     def _open(self, device: Device) -> None:
         """Makes the plan ready on a device: at first, and after the loss of another one."""
-        on_device = DeviceCalls(self.plan, device)
-        self.executor = Executor(self.plan, device, HostCalls(self.plan), device_call=on_device)
+        self.executor: Executor | ComposedExecutor
+        if self.plan.plans is not None:
+            host = PlanHost(device, self._seed_bytes)
+            self.executor = ComposedExecutor(self.plan, device, host, self.plans_at)
+        else:
+            on_device = DeviceCalls(self.plan, device)
+            self.executor = Executor(self.plan, device, HostCalls(self.plan), device_call=on_device)
         self._specialized.clear()
         self.device = device
         device.add_reclaimable(self)
@@ -80,6 +90,11 @@ class CompiledGraph(ABC):
     @abstractmethod
     def _draw_seeds(self, count: int) -> Any:
         """Rows of random seeds: the last argument."""
+
+    def _seed_bytes(self, count: int) -> bytes:
+        """Rows of random seeds for a step of a composed plan."""
+        seeds = self._draw_seeds(count)
+        return seeds if isinstance(seeds, bytes) else seeds.numpy().tobytes()
 
     @abstractmethod
     def run_seeded(self, values: list[Any]) -> list[Any]:

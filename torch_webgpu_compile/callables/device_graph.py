@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -25,8 +25,9 @@ from ..device.generators import draw_seeds
 from ..device.tensors import storages
 from ..errors import SharedMemoryError
 from ..plan.lru_cache import max_resolved_sizes
-from ..plan.model import HostStep
+from ..plan.model import HostStep, view_at
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
+from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
@@ -35,7 +36,7 @@ from ..runtime.sized import MemoryPlace
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
 from .call_data import CallData
-from .compiled_graph import CompiledGraph, PlanAt
+from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .part_writes import write_part
 from .signature import MutationRecipe, Signature, SignatureVariant, TensorRecipe, UploadRecipe
 from .static_copies import same_layout, with_layout
@@ -296,7 +297,11 @@ class DeviceGraph(CompiledGraph):
     """
 
     def __init__(
-        self, signature: Signature, device: Device, index: int, plan_at: PlanAt | None = None
+        self,
+        signature: Signature,
+        device: Device,
+        index: int,
+        plan_at: PlanAt | PlansAt | None = None,
     ) -> None:
         self.index = index
         self._own = devices.torch_device(index)  # comparing with it is quicker than `device.type`
@@ -325,7 +330,7 @@ class DeviceGraph(CompiledGraph):
         if (
             variant.resolved is None
             and self.plan_at is not None
-            and not variant.fits(self.device.target)
+            and not variant.demands.are_met(self.device.target)
         ):
             specialized = self._specialize(variant)
             assert isinstance(specialized, DeviceGraph)
@@ -362,6 +367,8 @@ class DeviceGraph(CompiledGraph):
                 an offset that is the plan's but for multiples of `BINDING_ALIGNMENT`.
             memory: of the tensors, which are as expected, so that nobody has to look at them.
         """
+        if self.plan.plans is not None:
+            return self._run_composed(variant, values)
         resolved: _ResolvedCall = variant.resolved or self._resolved(variant, values)
         buffers: list[Any] = resolved.buffers[:] if memory is None else resolved.on(memory)
         moved: Collection[int] = ()  # positions of what may be in other memory than the argument
@@ -400,6 +407,50 @@ class DeviceGraph(CompiledGraph):
         for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
         return results
+
+    def _run_composed(self, variant: SignatureVariant, values: list[Any]) -> list[Any]:
+        if self.device.is_lost:
+            self._rebind()
+        executor = self.executor
+        assert isinstance(executor, ComposedExecutor)
+        arguments = values[:]
+        for position, tensor, recipe in variant.resolved or self._layouts(variant):
+            memory: AnyBuffer = tensor.memory
+            if recipe is not None:
+                memory = self._memory(values[position], recipe)
+            start = memory.offset_nbytes // tensor.dtype.itemsize
+            arguments[position] = replace(tensor, memory=memory.memory, offset=start)
+        variant, memory_of = self.signature.composed(variant, arguments, executor(arguments))
+        results = list(variant.constants)
+        for tensor in variant.tensors:
+            made = _Made.of(tensor, _Kept(0, None, 0))
+            storage = storages.new_storage(made.nbytes, self.index, memory_of[tensor.buffer])
+            for place, offset, sizes, strides in made.tensors:
+                shown = sizes, strides, offset, self.index
+                results[place] = storages.new_tensor(storage, made.dtype, *shown)
+        self._count_changes(variant, values)
+        for mutation in variant.mutations:
+            self._assign(values[mutation.position], mutation, memory_of[mutation.buffer])
+        for output, argument in self.signature.phase.forwarded:
+            results[output] = values[argument]
+        return results
+
+    def _layouts(
+        self, variant: SignatureVariant
+    ) -> list[tuple[int, GpuTensor, UploadRecipe | None]]:
+        """The tensors among the arguments of a composed plan; without recipes those not read."""
+        recipes = {recipe.position: recipe for recipe in variant.uploads}
+        nothing = self.device.allocate(0)
+        variant.resolved = found = [
+            (
+                position,
+                GpuTensor(nothing, buffer.dtype, *view_at(buffer, variant.sizes)),
+                recipes.get(position),
+            )
+            for position, entry in enumerate(self.plan.inputs)
+            if entry.buffer is not None and (buffer := self.plan.buffers[entry.buffer])
+        ]
+        return found
 
     def _find(
         self, resolved: _ResolvedCall, values: Sequence[Any], buffers: list[Any]
@@ -495,6 +546,7 @@ class DeviceGraph(CompiledGraph):
         with self.executor.lock:
             made: _ResolvedCall | None = variant.resolved
             if made is None:
+                assert isinstance(self.executor, Executor)
                 data = {k for k, value in enumerate(values) if type(value) is bytes}
                 made = _resolve(self.executor, variant, self.signature.phase, data)
                 variant.resolved = made

@@ -12,6 +12,7 @@ from ..counters import counters
 from ..errors import DeviceError
 from ..ir.nodes import HostCall
 from ..plan.model import HostStep, Plan, PlanBuffer, view_at
+from ..plan.numbers import HostNumber, python_number
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, evaluate, may_overlap
 from ..torch_ops.assertions import ASSERTIONS
@@ -59,6 +60,32 @@ def call_overload(
             it changed.
         changeable: is asked in place of ``tensor`` for what is changed.
     """
+    results, changed = called(step, tensor, sizes, changeable)
+    found = [result for result in results if isinstance(result, torch.Tensor)]
+    tensors = [*found, *changed]
+    if len(tensors) < count:
+        raise DeviceError(
+            f"{step.target} gave {len(found)} tensors, not the {count - len(changed)} that its "
+            "fake implementation (register_fake) gives; make them agree"
+        )
+    tensors = tensors[len(tensors) - count :]
+    if not is_collective(step.target):
+        return tensors
+    return [torch.ops._c10d_functional.wait_tensor(result) for result in tensors]
+
+
+def called(
+    step: HostStep | HostCall,
+    tensor: Tensors,
+    names: Mapping[str, Any],
+    changeable: Tensors | None = None,
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Calls an operator; its results, in one list, and what it has changed.
+
+    Args:
+        tensor, changeable: as of `call_overload`.
+        names: the values of symbols, and of other numbers that have names.
+    """
     changed = [(changeable or tensor)(buffer) for buffer in step.changed]
 
     def decode(value: Any) -> Any:
@@ -66,9 +93,9 @@ def call_overload(
             case HostBuffer():
                 return tensor(value)
             case HostView(number):
-                return _part(changed[number], value, sizes)
-            case Expr():
-                return evaluate(value, sizes)
+                return _part(changed[number], value, names)
+            case Expr() | HostNumber():
+                return python_number(value, names)
             case tuple():
                 return [decode(item) for item in value]
             case str() if value.startswith("'"):
@@ -82,17 +109,7 @@ def call_overload(
     named = {name: decode(value) for name, value in step.keywords}
     with torch.no_grad(), _DisableAutocast():
         results = find_overload(step.target)(*values, **named)
-    found = [result for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
-    tensors = [*found, *changed]
-    if len(tensors) < count:
-        raise DeviceError(
-            f"{step.target} gave {len(found)} tensors, not the {count - len(changed)} that its "
-            "fake implementation (register_fake) gives; make them agree"
-        )
-    tensors = tensors[len(tensors) - count :]
-    if not is_collective(step.target):
-        return tensors
-    return [torch.ops._c10d_functional.wait_tensor(result) for result in tensors]
+    return tree_leaves(results), changed
 
 
 def _part(tensor: torch.Tensor, view: HostView, sizes: Mapping[str, int]) -> torch.Tensor:

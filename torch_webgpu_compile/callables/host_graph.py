@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -19,15 +19,17 @@ from torch import Tensor
 from ..captured import saved_tensors_have_hooks
 from ..counters import counters
 from ..errors import DeviceLostError
+from ..plan.model import view_at
 from ..runtime.buffers import AnyBuffer
+from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device, GpuBuffer, reopened, unless_held
-from ..runtime.executor import BoundPlan
+from ..runtime.executor import BoundPlan, Executor
 from ..runtime.status import Reports
 from ..torch_private import _empty_strided_cpu
 from . import saved_on_gpu
-from .compiled_graph import CompiledGraph, PlanAt
+from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .saved_on_gpu import SavedOnGpu
-from .signature import MutationRecipe, Signature, SignatureVariant, StaticRecipe
+from .signature import MutationRecipe, Signature, SignatureVariant, StaticRecipe, UploadRecipe
 from .static_copies import (
     StaticCopies,
     data_ptr,
@@ -76,7 +78,9 @@ class HostGraph(CompiledGraph):
     is made again on a new one.
     """
 
-    def __init__(self, signature: Signature, device: Device, plan_at: PlanAt | None = None) -> None:
+    def __init__(
+        self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
+    ) -> None:
         self._lock = threading.RLock()
         self._static_of = _getter([entry.position for entry in signature.constant])
         self._is_half_written = False  # a failed call may have changed arguments
@@ -110,7 +114,7 @@ class HostGraph(CompiledGraph):
             if self.device.is_lost:
                 self._rebind()
             variant = self.signature.variant(values)
-            if self.plan_at is not None and not variant.fits(self.device.target):
+            if self.plan_at is not None and not variant.demands.are_met(self.device.target):
                 return self._specialize(variant).run_seeded(values)
             try:
                 return self._call(values, variant)
@@ -128,20 +132,56 @@ class HostGraph(CompiledGraph):
 
     def _call(self, values: list[Any], variant: SignatureVariant) -> list[Any]:
         self._is_half_written = False
+        if self.plan.plans is not None:
+            return self._call_composed(values, variant)
         bound, fresh, states = self._bind(values, variant)
         uploaded = self._upload(values, variant, bound)
         try:
             bound.replay()
-            results, downloaded = self._results(values, variant, bound, fresh, states)
+            results, downloaded = self._results(values, variant, bound.memory, fresh, states)
         except BaseException:
-            self._distrust(values, variant)
+            self._distrust(values)
             raise
         counters.add_call(bound.dispatch_count, uploaded, downloaded)
         return results
 
-    def _distrust(self, values: list[Any], variant: SignatureVariant) -> None:
+    def _call_composed(self, values: list[Any], variant: SignatureVariant) -> list[Any]:
+        executor = self.executor
+        assert isinstance(executor, ComposedExecutor)
+        memory: dict[str, AnyBuffer] = {**self._take_constant(values, variant).externals}
+        passed, states = self._take_changing(values, variant)
+        memory |= passed
+        sizes, uploaded = variant.sizes, 0
+        for recipe in variant.uploads:
+            if recipe.buffer not in memory:
+                memory[recipe.buffer] = self.device.allocate(recipe.nbytes)
+                uploaded += self._upload_one(values[recipe.position], recipe, memory[recipe.buffer])
+        if variant.resolved is None:
+            nothing, buffers = self.device.allocate(0), self.plan.buffers
+            variant.resolved = [
+                (k, name, GpuTensor(nothing, buffers[name].dtype, *view_at(buffers[name], sizes)))
+                for k, name in enumerate(entry.buffer for entry in self.plan.inputs)
+                if name is not None
+            ]
+        arguments = values[:]
+        for position, name, tensor in variant.resolved:
+            arguments[position] = replace(tensor, memory=memory.get(name, tensor.memory))
+        try:
+            made = executor(arguments)
+            outcome, found = self.signature.composed(variant, arguments, made)
+            stay = () if saved_tensors_have_hooks() else outcome.saved_buffers
+            fresh = {name: found[name] for name, _ in (*stay, *outcome.updated_buffers)}
+            results, downloaded = self._results(values, outcome, found, fresh, states)
+        except BaseException:
+            self._distrust(values)
+            raise
+        counters.add_call(0, uploaded, downloaded)
+        return results
+
+    def _distrust(self, values: list[Any]) -> None:
         """After a failure, copies of what the plan changes may differ from their tensors."""
-        self._static.invalidate([values[mutation.position] for mutation in variant.mutations])
+        changed = [output.mutates for output in self.plan.outputs if output.mutates is not None]
+        self._static.invalidate([values[position] for position in changed])
 
     # ---- in
 
@@ -151,7 +191,9 @@ class HostGraph(CompiledGraph):
         """Memory for this call; also the buffers of outputs that outlive it, and of states."""
         taken = self._take_constant(values, variant)
         # What the calling thread's kernels report goes to a buffer of its own.
-        reports = self.device.status.own() if self.executor.checks_indices else None
+        executor = self.executor
+        assert isinstance(executor, Executor)
+        reports = self.device.status.own() if executor.checks_indices else None
         known = taken.bound
         if known is not None and known[2] is not reports:
             known = None
@@ -163,20 +205,27 @@ class HostGraph(CompiledGraph):
                 fresh[name] = self.device.allocate(nbytes)
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
+        passed, states = self._take_changing(values, variant)
+        if not fresh and not passed:
+            if known is not None and known[0] is variant:
+                return known[1], fresh, None
+            bound = executor.bind(variant.sizes, taken.externals)
+            taken.bound = (variant, bound, reports)
+            return bound, fresh, None
+        externals = {**taken.externals, **passed, **fresh}
+        return executor.bind(variant.sizes, externals), fresh, states
+
+    def _take_changing(
+        self, values: list[Any], variant: SignatureVariant
+    ) -> tuple[dict[str, GpuBuffer], StaticCopies | None]:
+        """What is on the GPU of the arguments that differ from call to call; and of states."""
         passed = self._saved_on_gpu(values, variant) if variant.may_be_saved_on_gpu else {}
         states = None
         if variant.states:
             states = self._take_states(values, variant)
             for recipe, buffer in zip(variant.states, states.buffers, strict=True):
                 passed[recipe.buffer] = buffer
-        if not fresh and not passed:
-            if known is not None and known[0] is variant:
-                return known[1], fresh, None
-            bound = self.executor.bind(variant.sizes, taken.externals)
-            taken.bound = (variant, bound, reports)
-            return bound, fresh, None
-        externals = {**taken.externals, **passed, **fresh}
-        return self.executor.bind(variant.sizes, externals), fresh, states
+        return passed, states
 
     def _take_constant(self, values: list[Any], variant: SignatureVariant) -> _Taken:
         """The parameters and buffers that the graph only reads."""
@@ -191,7 +240,8 @@ class HostGraph(CompiledGraph):
             recipe.buffer: buffer
             for recipe, buffer in zip(variant.static, taken.copies.buffers, strict=True)
         }
-        externals |= self.executor.prepared(externals)
+        if isinstance(self.executor, Executor):
+            externals |= self.executor.prepared(externals)
         if externals != taken.externals:
             taken.externals = externals
             taken.bound = None
@@ -238,17 +288,21 @@ class HostGraph(CompiledGraph):
         return found
 
     def _upload(self, values: list[Any], variant: SignatureVariant, bound: BoundPlan) -> int:
-        device, total = self.device, 0
+        total = 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
             if variant.may_be_saved_on_gpu and saved_on_gpu.of(tensor) is not None:
                 continue
-            if tensor.stride() != recipe.strides:
-                tensor = with_layout(tensor, recipe.strides)
-            if recipe.nbytes:
-                device.upload(bound.buffer(recipe.buffer), (tensor.data_ptr(), recipe.nbytes))
-                total += recipe.nbytes
+            total += self._upload_one(tensor, recipe, bound.buffer(recipe.buffer))
         return total
+
+    def _upload_one(self, tensor: Tensor, recipe: UploadRecipe, buffer: AnyBuffer) -> int:
+        """Uploads an argument; the bytes of it."""
+        if tensor.stride() != recipe.strides:
+            tensor = with_layout(tensor, recipe.strides)
+        if recipe.nbytes:
+            self.device.upload(buffer, (tensor.data_ptr(), recipe.nbytes))
+        return recipe.nbytes
 
     # ---- out
 
@@ -256,15 +310,15 @@ class HostGraph(CompiledGraph):
         self,
         values: list[Any],
         variant: SignatureVariant,
-        bound: BoundPlan,
+        memory: Mapping[str, AnyBuffer],
         fresh: dict[str, GpuBuffer],
         states: StaticCopies | None,
     ) -> tuple[list[Any], int]:
         """The results of the call, and the bytes that were downloaded for it."""
         wanted = [r for r in variant.tensors if r.nbytes and r.buffer not in fresh]
         changed = [r for r in variant.mutations if r.nbytes]
-        ranges = [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in wanted]
-        ranges += [(bound.buffer(r.buffer), r.offset_nbytes, r.nbytes) for r in changed]
+        ranges = [(memory[r.buffer], r.offset_nbytes, r.nbytes) for r in wanted]
+        ranges += [(memory[r.buffer], r.offset_nbytes, r.nbytes) for r in changed]
         download = self.device.start_download(ranges) if ranges else None
         # The rest takes about as long as a small graph on the GPU.
         results = variant.results(values)
@@ -293,14 +347,14 @@ class HostGraph(CompiledGraph):
         for mutation, target in zip(variant.mutations, staged, strict=True):
             _write_back(values[mutation.position], mutation, target)
         if states is not None:
-            self._keep_states(values, variant, bound, fresh, states)
+            self._keep_states(values, variant, memory, fresh, states)
         return results, sum([entry[2] for entry in ranges])
 
     def _keep_states(
         self,
         values: list[Any],
         variant: SignatureVariant,
-        bound: BoundPlan,
+        memory: Mapping[str, AnyBuffer],
         fresh: dict[str, GpuBuffer],
         states: StaticCopies,
     ) -> None:
@@ -309,7 +363,7 @@ class HostGraph(CompiledGraph):
         for mutation in variant.mutations:
             own: AnyBuffer | None = None
             if mutation.in_place:
-                own = bound.buffer(mutation.buffer)
+                own = memory[mutation.buffer]
             elif mutation.keep:
                 own = fresh.get(mutation.buffer)
             if isinstance(own, GpuBuffer):

@@ -7,7 +7,8 @@ for their sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -15,21 +16,23 @@ from typing import Any
 import torch
 
 from ..captured import Phase
+from ..dtypes import DType
 from ..errors import UnsupportedOp
+from ..plan.demands import Demands, SymbolicDemands
 from ..plan.lru_cache import LruCache, max_resolved_sizes
 from ..plan.model import (
-    FIRST_CHECK,
-    Binding,
-    Dispatch,
     Plan,
     PlanBuffer,
     PlanOutput,
     View,
-    bound_nbytes,
+    names_of,
     view_at,
 )
-from ..symbolic.sizes import INT32, ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
-from ..target import BINDING_ALIGNMENT, Target
+from ..plan.size_sources import SizeSource, size_sources, symbols_of_plan
+from ..runtime.buffers import GpuBuffer
+from ..runtime.composed import GpuTensor, Value
+from ..symbolic.sizes import ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
+from ..target import BINDING_ALIGNMENT
 from ..torch_ops.dtypes import torch_dtype
 
 
@@ -127,9 +130,7 @@ class SignatureVariant:
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
         may_be_saved_on_gpu: whether an upload may be a tensor kept on the GPU by a forward graph.
         rebinds: whether memory may differ from call to call although no static input changed.
-        bound_nbytes: the most that one binding has to reach of a buffer whose size is a symbol.
-        iterations: the most that an invocation's loops make (`Dispatch.iterations`).
-        is_wide: whether a number that kernels take for a 32-bit one is not (`Dispatch.narrow`).
+        demands: what the plan asks of the GPU.
         resolved: what a `DeviceGraph` has made for these sizes, once it has.
     """
 
@@ -144,9 +145,7 @@ class SignatureVariant:
     updated_buffers: tuple[tuple[str, int], ...]
     may_be_saved_on_gpu: bool
     rebinds: bool
-    bound_nbytes: int
-    iterations: int
-    is_wide: bool
+    demands: Demands
     ragged: tuple[tuple[int, int, int], ...] = ()
     resolved: Any = None
 
@@ -156,12 +155,6 @@ class SignatureVariant:
         for position, argument, factor in self.ragged:
             results[position] = factor * values[argument]
         return results
-
-    def fits(self, target: Target) -> bool:
-        """Whether the plan can run at these sizes; else a `CompiledGraph` needs another one."""
-        most = target.max_loop_iterations or self.iterations
-        is_small = self.bound_nbytes <= target.max_binding_nbytes and self.iterations <= most
-        return is_small and not self.is_wide
 
 
 _INFERENCE = Phase("inference")
@@ -186,12 +179,11 @@ class Signature:
     inputs: tuple[InputEntry, ...] = field(init=False)
     constant: tuple[InputEntry, ...] = field(init=False)
     _sources: tuple[SizeSource, ...] = field(init=False)
-    _symbolic: frozenset[Binding] = field(init=False)
+    _demands: SymbolicDemands = field(init=False)
     _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
-    _loops: frozenset[Expr] = field(init=False)
-    _narrow: frozenset[Expr] = field(init=False)
     _variants: LruCache[tuple[int, ...], SignatureVariant] = field(init=False)
     _only: SignatureVariant | None = field(init=False)
+    _outcomes: LruCache[tuple[_Shown | None, ...], _Outcome] = field(init=False)
 
     def __post_init__(self) -> None:
         used = _buffers_read(self.plan)
@@ -202,27 +194,19 @@ class Signature:
         )
         changed = {output.mutates for output in self.plan.outputs}
         self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = _size_sources(self.plan, self.phase.complex_inputs)
-        self._symbolic = frozenset(
-            binding
-            for step in self.plan.steps
-            if isinstance(step, Dispatch)
-            for binding in step.bindings
-            if not self.plan.buffers[binding.buffer].nbytes.is_constant
-        )
+        self._sources = size_sources(self.plan, self.phase.complex_inputs)
+        self._demands = SymbolicDemands(self.plan)
         self._recipes = {}
-        dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
-        self._loops = frozenset(step.iterations for step in dispatches)
-        self._narrow = frozenset(number for step in dispatches for number in step.narrow)
         self._variants = LruCache(max_resolved_sizes(self.plan.dispatch_count))
         self._only = None
+        self._outcomes = LruCache(max_resolved_sizes(self.plan.dispatch_count))
 
     def variant(self, values: Sequence[Any]) -> SignatureVariant:
         """The signature for these arguments."""
         only = self._only
         if only is not None:
             return only
-        key = tuple([source.read(values) for source in self._sources])
+        key = tuple([read_size(source, values) for source in self._sources])
         found = self._variants.find(key)
         if found is None:
             names = [source.name for source in self._sources]
@@ -278,33 +262,24 @@ class Signature:
                 (static if is_constant else states).append(recipe)
             else:
                 uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
+        is_known = self.plan.plans is None  # of a composed plan, a call's steps decide
         returned = [output for output in self.plan.outputs if output.mutates is None]
-        tensors = self._tensors(returned, sizes)
-        mutations = tuple(
-            self._mutation(output, sizes)
-            for output in self.plan.outputs
-            if output.mutates is not None
-        )
-        kept = [tensor for tensor in tensors if self._stays(tensor)]
-        updated = dict.fromkeys(m.buffer for m in mutations if m.keep)
+        outcome = self._outcome(self._shown(sizes)) if is_known else _Outcome()
         return SignatureVariant(
             sizes=sizes,
             static=self._recipes.setdefault(tuple(static), tuple(static)),
             states=self._recipes.setdefault(tuple(states), tuple(states)),
             uploads=tuple(uploads),
             constants=tuple(_constant(output, sizes) for output in returned),
-            tensors=tensors,
-            mutations=mutations,
-            saved_buffers=tuple(_with_nbytes(buffers, [t.buffer for t in kept], sizes)),
-            updated_buffers=tuple(_with_nbytes(buffers, updated, sizes)),
+            tensors=outcome.tensors,
+            mutations=outcome.mutations,
+            saved_buffers=tuple(_with_nbytes(buffers, outcome.saved, sizes)),
+            updated_buffers=tuple(_with_nbytes(buffers, outcome.updated, sizes)),
             may_be_saved_on_gpu=self.phase.name == "backward",
-            rebinds=bool(kept or updated or states or self.phase.name == "backward"),
-            bound_nbytes=max(
-                (bound_nbytes(where, buffers[where.buffer], sizes) for where in self._symbolic),
-                default=0,
+            rebinds=bool(
+                outcome.saved or outcome.updated or states or self.phase.name == "backward"
             ),
-            iterations=max((evaluate(loops, sizes) for loops in self._loops), default=0),
-            is_wide=any(evaluate(number, sizes) not in INT32 for number in self._narrow),
+            demands=self._demands.at(sizes),
             ragged=tuple(self._ragged(returned, sizes)),
         )
 
@@ -316,7 +291,7 @@ class Signature:
         if not sources:
             return
         others = tuple(replace(output, size=None) for output in self.plan.outputs)
-        needed = set(_symbols(replace(self.plan, outputs=others)))
+        needed = symbols_of_plan(replace(self.plan, outputs=others))
         for position, size in enumerate(output.size for output in returned):
             names = {s.name for s in symbols_of(size or ZERO)} & set(sources)
             match size:
@@ -331,21 +306,89 @@ class Signature:
                 "compute with the nested tensor, or with its values()",
             )
 
-    def _tensors(
-        self, returned: Sequence[PlanOutput], sizes: Mapping[str, int]
-    ) -> tuple[TensorRecipe, ...]:
-        by_buffer: dict[tuple[str, bool], list[tuple[int, View]]] = {}
-        for position, output in enumerate(returned):
-            if output.buffer is not None:
-                is_complex = position in self.phase.complex_outputs
-                view = view_at(output, sizes)
-                view = _of_complex(view) if is_complex else view
-                by_buffer.setdefault((output.buffer, is_complex), []).append((position, view))
-        return tuple(self._tensor(*key, shown) for key, shown in by_buffer.items())
+    def composed(
+        self, variant: SignatureVariant, arguments: Sequence[Value], results: Sequence[Value]
+    ) -> tuple[SignatureVariant, dict[str, GpuBuffer]]:
+        """What a call of a composed plan has made: what its results are, and in which memory."""
+        memory: dict[str, GpuBuffer] = {}
+        names: dict[int, str] = {}
+        shown: list[_Shown | None] = []
+        for output, value in zip(self.plan.outputs, results, strict=True):
+            if not isinstance(value, GpuTensor):
+                shown.append(None)
+                continue
+            name = names.setdefault(id(value.memory), str(len(names)))
+            memory[name] = value.memory
+            argument = None if output.mutates is None else arguments[output.mutates]
+            is_own = not isinstance(argument, GpuTensor) or argument.memory is not value.memory
+            view = value.shape, value.strides, value.offset
+            shown.append(_Shown(name, value.dtype, view, is_own, not is_own))
+        key = tuple(shown)
+        outcome = self._outcomes.find(key)
+        if outcome is None:
+            outcome = self._outcomes.keep(key, self._outcome(shown))
+        returned = zip(self.plan.outputs, results, strict=True)
+        constants = [
+            None if isinstance(value, GpuTensor) else value
+            for output, value in returned
+            if output.mutates is None
+        ]
+        made = replace(
+            variant,
+            constants=tuple(constants),
+            tensors=outcome.tensors,
+            mutations=outcome.mutations,
+            saved_buffers=tuple((name, memory[name].nbytes) for name in outcome.saved),
+            updated_buffers=tuple((name, memory[name].nbytes) for name in outcome.updated),
+        )
+        return made, memory
 
-    def _tensor(self, name: str, is_complex: bool, shown: list[tuple[int, View]]) -> TensorRecipe:
+    def _shown(self, sizes: Mapping[str, int]) -> list[_Shown | None]:
+        """The outputs of a plan of kernels."""
+        buffers = self.plan.buffers
+        return [
+            None
+            if output.buffer is None
+            else _Shown(
+                output.buffer,
+                buffers[output.buffer].dtype,
+                view_at(output, sizes),
+                buffers[output.buffer].role == "output",
+                buffers[output.buffer].role == "input",
+            )
+            for output in self.plan.outputs
+        ]
+
+    def _outcome(self, shown: Sequence[_Shown | None]) -> _Outcome:
+        """What becomes of the outputs, given what each shows; None of one that is no tensor."""
+        pairs = list(zip(self.plan.outputs, shown, strict=True))
+        returned = [found for output, found in pairs if output.mutates is None]
+        loans = Counter(found.buffer for found in shown if found is not None)
+        changed = [(o.mutates, found) for o, found in pairs if o.mutates is not None and found]
+        tensors = self._tensors(returned)
+        taken = {found.buffer for _, found in changed}
+        mutations = tuple(
+            self._mutation(position, found, loans[found.buffer] == 1) for position, found in changed
+        )
+        return _Outcome(
+            tensors,
+            mutations,
+            tuple(t.buffer for t in tensors if t.buffer not in taken and self._stays(t)),
+            tuple(dict.fromkeys(m.buffer for m in mutations if m.keep)),
+        )
+
+    def _tensors(self, returned: Sequence[_Shown | None]) -> tuple[TensorRecipe, ...]:
+        by_buffer: dict[tuple[str, torch.dtype], list[tuple[int, View]]] = {}
+        for position, found in enumerate(returned):
+            if found is not None:
+                is_complex = position in self.phase.complex_outputs
+                view = _of_complex(found.view) if is_complex else found.view
+                key = found.buffer, _dtype(found.dtype, is_complex)
+                by_buffer.setdefault(key, []).append((position, view))
+        return tuple(self._tensor(*key, views) for key, views in by_buffer.items())
+
+    def _tensor(self, name: str, dtype: torch.dtype, shown: list[tuple[int, View]]) -> TensorRecipe:
         """One tensor per plan buffer: results that share memory in PyTorch share it here."""
-        dtype = _dtype(self.plan.buffers[name], is_complex)
         shape, strides, offset = shown[0][1]
         results: list[tuple[int, View | None]] = [(position, None) for position, _ in shown]
         if any(view != shown[0][1] for _, view in shown):
@@ -368,42 +411,54 @@ class Signature:
             all(position in self.phase.saved and view is None for position, view in tensor.results)
             and tensor.offset_nbytes == 0
             and tensor.nbytes > 0
-            and not any(
-                o.mutates is not None and o.buffer == tensor.buffer for o in self.plan.outputs
-            )
         )
 
-    def _mutation(self, output: PlanOutput, sizes: Mapping[str, int]) -> MutationRecipe:
-        assert output.buffer is not None
-        assert output.mutates is not None
-        buffer = self.plan.buffers[output.buffer]
-        is_complex = output.mutates in self.phase.complex_inputs
-        view = view_at(output, sizes)
-        shape, strides, offset = _of_complex(view) if is_complex else view
+    def _mutation(self, position: int, shown: _Shown, alone: bool) -> MutationRecipe:
+        is_complex = position in self.phase.complex_inputs
+        shape, strides, offset = _of_complex(shown.view) if is_complex else shown.view
         elements = storage_span(shape, strides)
-        sharing = sum(other.buffer == output.buffer for other in self.plan.outputs)
-        keep = (
-            output.mutates in self.static_inputs
-            and sharing == 1
-            and offset == 0
-            and elements > 0
-            and buffer.role == "output"
-        )
-        dtype = _dtype(buffer, is_complex)
+        dtype = _dtype(shown.dtype, is_complex)
         itemsize = dtype.itemsize
+        keep = position in self.static_inputs and alone and offset == 0 and elements > 0
         return MutationRecipe(
-            output.mutates,
-            output.buffer,
+            position,
+            shown.buffer,
             dtype,
             shape,
             strides,
             offset * itemsize,
             elements * itemsize,
             dense=prod(shape) == elements,
-            keep=keep,
-            counted=output.mutates in self.phase.counted,
-            in_place=buffer.role == "input",
+            keep=keep and shown.is_output,
+            counted=position in self.phase.counted,
+            in_place=shown.is_input,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A tensor among the outputs: its dtype and its layout in a buffer.
+
+    Attributes:
+        is_output, is_input: whether the buffer is the plan's to give away, or the argument's own.
+    """
+
+    buffer: str
+    dtype: DType
+    view: View
+    is_output: bool
+    is_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What becomes of the outputs: see `SignatureVariant`; ``saved``, ``updated``: of which buffers
+    those are that stay on the GPU."""
+
+    tensors: tuple[TensorRecipe, ...] = ()
+    mutations: tuple[MutationRecipe, ...] = ()
+    saved: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
 
 
 def _of_complex(view: View) -> View:
@@ -419,8 +474,8 @@ _COMPLEX = {
 }
 
 
-def _dtype(buffer: PlanBuffer, is_complex: bool) -> torch.dtype:
-    return _COMPLEX[buffer.dtype.name] if is_complex else torch_dtype(buffer.dtype)
+def _dtype(dtype: DType, is_complex: bool) -> torch.dtype:
+    return _COMPLEX[dtype.name] if is_complex else torch_dtype(dtype)
 
 
 def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:
@@ -438,7 +493,7 @@ def _buffers_read(plan: Plan) -> set[str]:
     used = {output.buffer for output in plan.outputs if output.buffer is not None}
     if plan.preparation is not None:
         used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
-    return used.union(*(step.buffers for step in plan.steps))
+    return used.union(*(names_of(step)[0] for step in plan.steps))
 
 
 # ---- sizes
@@ -448,40 +503,21 @@ RAGGED = -(1 << 62)
 """In place of the ragged size of a nested tensor, which stands for several lengths."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizeSource:
-    """The place that holds a size symbol's value, as ``coefficient · symbol + constant``.
-
-    Attributes:
-        position: of the argument: an integer, or a tensor.
-        unit: what the argument's strides and offset are multiplied with.
-        field: of the tensor: ``size`` or ``stride`` of a dimension, or ``offset``, where its first
-            element is in the memory that is bound for it. "" for an integer.
-    """
-
-    name: str
-    position: int
-    field: str
-    dim: int
-    coefficient: int
-    constant: int
-    unit: int = 1
-
-    def read(self, values: Sequence[Any]) -> int:
-        """The symbol's value in a call: (number − constant) / coefficient."""
-        value = values[self.position]
-        match self.field:
-            case "size":
-                found = int(value.shape[self.dim])
-            case "stride":
-                found = int(value.stride(self.dim))
-            case "offset":
-                found = bound_offset(value)
-            case _ if type(value) is torch.SymInt and value.node.is_nested_int():
-                return RAGGED
-            case _:
-                found = int(value)
-        return (found * self.unit - self.constant) // self.coefficient
+def read_size(source: SizeSource, values: Sequence[Any]) -> int:
+    """A symbol's value in a call."""
+    value = values[source.position]
+    match source.field:
+        case "size":
+            found = int(value.shape[source.dim])
+        case "stride":
+            found = int(value.stride(source.dim))
+        case "offset":
+            found = bound_offset(value)
+        case _ if type(value) is torch.SymInt and value.node.is_nested_int():
+            return RAGGED
+        case _:
+            found = int(value)
+    return (found * source.unit - source.constant) // source.coefficient
 
 
 def bound_offset(tensor: torch.Tensor) -> int:
@@ -495,71 +531,3 @@ def bound_offset(tensor: torch.Tensor) -> int:
         return int(tensor.storage_offset()) % (BINDING_ALIGNMENT // itemsize)
     elements, rest = divmod(tensor.data_ptr() % BINDING_ALIGNMENT, itemsize)
     return 0 if rest else elements
-
-
-def _size_sources(
-    plan: Plan, complex_inputs: Collection[int] = frozenset()
-) -> tuple[SizeSource, ...]:
-    """A source for each size symbol of the plan.
-
-    Args:
-        complex_inputs: positions of arguments that are complex, where the plan has real tensors
-            (…, 2): their strides and offsets are twice those of the argument.
-
-    Raises:
-        UnsupportedOp: a symbol's value does not follow from the arguments.
-    """
-    found: dict[str, SizeSource] = {}
-    for position, field_name, dim, expr in _places(plan):
-        if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
-            (atom,), coefficient = expr.terms[0]
-            if isinstance(atom, Symbol) and atom.name not in found:
-                of_complex = position in complex_inputs and field_name in ("stride", "offset")
-                unit = 2 if of_complex else 1
-                found[atom.name] = SizeSource(
-                    atom.name, position, field_name, dim, coefficient, expr.constant, unit
-                )
-    missing = sorted(set(_symbols(plan)) - set(found))
-    if missing:
-        raise UnsupportedOp(
-            plan.name,
-            f"the sizes {', '.join(missing)} do not follow from the graph's arguments",
-            "compile with dynamic=False",
-        )
-    return tuple(found.values())
-
-
-def _places(plan: Plan) -> Iterator[tuple[int, str, int, Expr]]:
-    """(argument, field, dimension, expression) of every integer among the arguments."""
-    for position, entry in enumerate(plan.inputs):
-        if entry.size is not None:
-            yield position, "", 0, entry.size
-    buffers = [
-        (position, plan.buffers[entry.buffer])
-        for position, entry in enumerate(plan.inputs)
-        if entry.buffer is not None and entry.buffer in plan.buffers
-    ]
-    for position, buffer in buffers:
-        for dim, size in enumerate(buffer.sizes):
-            yield position, "size", dim, size
-    for position, buffer in buffers:
-        for dim, stride in enumerate(buffer.strides):
-            yield position, "stride", dim, stride
-        yield position, "offset", 0, buffer.offset
-
-
-def _symbols(plan: Plan) -> dict[str, Symbol]:
-    """Every size symbol that running the plan needs a value of."""
-    exprs: list[Expr] = []
-    for buffer in plan.buffers.values():
-        exprs += (*buffer.sizes, *buffer.strides, buffer.offset, buffer.nbytes)
-    for output in plan.outputs:
-        exprs += (*output.sizes, *output.strides)
-        exprs += [e for e in (output.offset, output.size) if e is not None]
-    for step in plan.steps:
-        exprs += step.sizes
-    found: dict[str, Symbol] = {}
-    for expr in exprs:
-        found.update((symbol.name, symbol) for symbol in symbols_of(expr))
-    found.pop(FIRST_CHECK.name, None)  # runtimes number checks themselves
-    return found

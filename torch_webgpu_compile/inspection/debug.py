@@ -7,13 +7,23 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..ir.nodes import HostCall
 from ..ir.text import format_node
 from ..options import DEBUG_STAGES, CompileOptions
 from ..plan import serialize
-from ..plan.model import CopyBuffer, Dispatch, HostStep, Kernel, KernelCall, Plan
+from ..plan.model import (
+    Branch,
+    CopyBuffer,
+    Dispatch,
+    HostStep,
+    Kernel,
+    KernelCall,
+    Loop,
+    Plan,
+    Run,
+    Step,
+)
 
 # ---- kernels and plans
 
@@ -49,12 +59,13 @@ def plan_text(plan: Plan) -> str:
     lines += ["", "steps:", *(f"  {step_text(plan, step)}" for step in plan.steps)]
     lines += ["", "inputs:", *(f"  {entry}" for entry in plan.inputs)]
     lines += ["", "outputs:", *(f"  {entry}" for entry in plan.outputs)]
-    if plan.preparation is not None:
-        lines += ["", plan_text(plan.preparation)]
+    for inner in (plan.preparation, *(plan.plans or ())):
+        if inner is not None:
+            lines += ["", plan_text(inner)]
     return "\n".join(lines)
 
 
-def step_text(plan: Plan, step: Any) -> str:
+def step_text(plan: Plan, step: Step) -> str:
     """A step in one line."""
     match step:
         case Dispatch():
@@ -70,7 +81,21 @@ def step_text(plan: Plan, step: Any) -> str:
         case HostStep():
             return f"host {step.target}{step.arguments} → {', '.join(step.outputs)}"
         case _:
-            raise TypeError(f"not a step: {step!r}")
+            return " of ".join([str(step), *_nested(plan, step)])
+
+
+def _nested(plan: Plan, step: Step) -> list[str]:
+    """Names of the plans that a step of a composed plan runs."""
+    match step:
+        case Run(number):
+            numbers = [number]
+        case Branch():
+            numbers = [step.then, step.otherwise]
+        case Loop():
+            numbers = [step.body, *(() if step.condition is None else (step.condition,))]
+        case _:
+            numbers = []
+    return [(plan.plans or ())[number].name for number in numbers]
 
 
 # ---- showing

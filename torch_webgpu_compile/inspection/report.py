@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..backend import compile_module
-from ..callables.compiled_graph import CompiledGraph
 from ..compiler import Compilation
 from ..counters import counters
 from ..errors import AdapterError, DeviceError, OutOfMemoryError, human_bytes
@@ -143,10 +142,10 @@ def explain(
     """
     target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
     options = resolve(None, webgpu_options)
-    seen: list[tuple[Compilation, CompiledGraph]] = []
+    seen: list[tuple[Compilation, Device, Callable[[], Mapping[str, int] | None]]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_module(module, inputs, options, lambda *pair: seen.append(pair))
+        return compile_module(module, inputs, options, lambda *entry: seen.append(entry))
 
     from ..torch_private import dynamo_counters  # Dynamo takes a second
 
@@ -161,8 +160,8 @@ def explain(
         for _ in range(count - before.get(reason, 0))
     ]
     on_host = tuple(counters.fallbacks - host_calls)
-    rate = _copy_rate(seen[0][1].device) if seen else None
-    graphs = tuple(_graph_report(*pair, timed) for pair in seen)
+    rate = _copy_rate(seen[0][1]) if seen else None
+    graphs = tuple(_graph_report(state, sizes(), timed) for state, _, sizes in seen)
     return Report(graphs, tuple(reasons), on_host, result, rate)
 
 
@@ -210,10 +209,9 @@ def _copy_rate(device: Device) -> CopyRate | None:
 
 
 def _graph_report(
-    state: Compilation, compiled: CompiledGraph, timed: Mapping[str, tuple[int, float]]
+    state: Compilation, sizes: Mapping[str, int] | None, timed: Mapping[str, tuple[int, float]]
 ) -> GraphReport:
     plan = state.plan
-    sizes = compiled.signature.some_sizes()
 
     def number(expr: Expr) -> int:
         if sizes is None and not expr.is_constant:

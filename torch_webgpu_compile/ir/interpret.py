@@ -1,4 +1,4 @@
-"""Evaluates loop graphs on NumPy: maps and reductions, and what else `interprets` is told of.
+"""Runs a `LoopGraph` on NumPy: the reference that tells a wrong lowering from a wrong kernel.
 
 Every node is evaluated at once over its whole range, on index arrays that broadcast. Indices are
 checked: a load out of range, where no mask hides it, is an error (`IndexOutOfRangeError` where the
@@ -9,7 +9,7 @@ bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,68 +17,138 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
-from ..symbolic.sizes import Expr, FloorDiv, Symbol, evaluate
+from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
+from . import attention_numpy, depthwise_numpy, sorting_numpy
+from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
-from .graph import LoopGraph
-from .nodes import Pointwise, Reduction, computed_at
+from .depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient
+from .graph import GraphOutput, LoopGraph, is_effect
+from .nodes import (
+    Contraction,
+    Factorization,
+    Fourier,
+    HostCall,
+    Pointwise,
+    Reduction,
+    Scan,
+    Scatter,
+    TriangularSolve,
+    UserKernel,
+    carry_name,
+    computed_at,
+)
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, FunctionCall, Index, Load, Local, Masked, Op, Scalar, children
-from .spaces import Node, Space, symbols_in
+from .sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
+from .spaces import Node, Space, numbered, symbols_in
 
 Array = npt.NDArray[Any]
+RunHostCall = Callable[[HostCall, Mapping[str, Array], Mapping[str, int]], Sequence[Array]]
 
 
-def evaluated(graph: LoopGraph, name: str) -> Array:
-    """A buffer of a graph without inputs, whose nodes are maps and reductions."""
+def interpret(
+    graph: LoopGraph,
+    arguments: Sequence[Any],
+    run_host_call: RunHostCall | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Any]:
+    """The graph's outputs, in order, those that mutate an input included.
+
+    An argument is an integer for a size, else an array of the buffer's sizes (of any strides) or a
+    flat array of its memory. Outputs have the strides of their `GraphOutput`.
+    ``run_host_call(call, arrays by buffer name, sizes by name)`` runs what has no kernel. ``sizes``
+    are the values of symbols that the arguments do not show.
+    """
     with np.errstate(all="ignore"):
-        run = Run(graph)
-        run.add_empty()
-        for node in graph.nodes:
-            run.compute(node)
-    return run.arrays[name]
+        return Run(graph, run_host_call, sizes or {}).run(arguments)
 
 
 class Run:
-    """The arrays of a graph: constants, and what nodes have computed, by name of buffer."""
-
-    def __init__(self, graph: LoopGraph) -> None:
+    def __init__(
+        self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
+    ) -> None:
         self.graph = graph
-        self.sizes: dict[str, int] = {}
+        self.run_host_call = run_host_call
+        self.sizes = dict(sizes)
         self.arrays: dict[str, Array] = {}
-        for name, array in graph.constants.items():
-            buffer = graph.buffers[name]
-            self.arrays[name] = self.laid_out(buffer, from_bits(array, buffer.dtype))
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        self._bind_sizes(arguments)
+        for name, buffer in self.graph.buffers.items():
+            if 0 in self.shape(buffer.sizes):  # has no writer
+                self.arrays[name] = np.zeros(self.shape(buffer.sizes), numpy_dtype(buffer.dtype))
+        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
+            if spec.buffer is not None:
+                self.arrays[spec.buffer] = self._input(self.graph.buffers[spec.buffer], argument)
+        for name, array in self.graph.constants.items():
+            buffer = self.graph.buffers[name]
+            self.arrays[name] = self._input(buffer, from_bits(array, buffer.dtype))
+        for node in self.graph.nodes:
+            self._node(node)
+        return [self._output(output) for output in self.graph.outputs]
+
+    def _bind_sizes(self, arguments: Sequence[Any]) -> None:
+        for spec, argument in zip(self.graph.inputs, arguments, strict=True):
+            if spec.size is not None:
+                self._bind(spec.size, int(argument))
+            elif spec.buffer is not None:
+                self._bind_layout(self.graph.buffers[spec.buffer], np.asarray(argument))
+
+    def _bind_layout(self, buffer: Buffer, array: Array) -> None:
+        if len(buffer.sizes) == array.ndim:
+            for size, value in zip(buffer.sizes, array.shape, strict=True):
+                self._bind(size, value)
+            for stride, nbytes in zip(buffer.strides, array.strides, strict=True):
+                self._bind(stride, nbytes // array.itemsize)
+
+    def _bind(self, size: Expr, value: int) -> None:
+        symbol = as_symbol(size)
+        if symbol is not None:
+            self.sizes.setdefault(symbol.name, value)
 
     def shape(self, sizes: Sequence[Expr]) -> tuple[int, ...]:
-        """Sizes as numbers."""
         return tuple(evaluate(size, self.sizes) for size in sizes)
 
-    def laid_out(self, buffer: Buffer, argument: Any) -> Array:
-        """An array of a buffer's sizes, or of its memory, with its sizes."""
+    def _input(self, buffer: Buffer, argument: Any) -> Array:
         array = np.asarray(argument)
         shape = self.shape(buffer.sizes)
         if array.shape == shape:
             return array
-        return self.strided(array, shape, buffer.strides, evaluate(buffer.offset, self.sizes))
+        return self._strided(array, shape, buffer.strides, evaluate(buffer.offset, self.sizes))
 
-    def strided(
+    def _strided(
         self, memory: Array, shape: tuple[int, ...], strides: Sequence[Expr], offset: int
     ) -> Array:
-        """A view of flat memory."""
         nbytes = tuple(s * memory.itemsize for s in self.shape(strides))
         if 0 in shape:
             return np.zeros(shape, memory.dtype)
         return np.lib.stride_tricks.as_strided(memory[offset:], shape, nbytes)
 
-    def add_empty(self) -> None:
-        """Adds buffers without elements, which no node writes."""
-        for name, buffer in self.graph.buffers.items():
-            shape = self.shape(buffer.sizes)
-            if 0 in shape:
-                self.arrays[name] = np.zeros(shape, numpy_dtype(buffer.dtype))
+    def _output(self, output: GraphOutput) -> Any:
+        if output.size is not None:
+            return evaluate(output.size, self.sizes)
+        if output.buffer is None:
+            return output.constant
+        buffer = self.graph.buffers[output.buffer]
+        memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
+        shape = self.shape(buffer.sizes)
+        array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
+        if 0 not in shape:
+            offset = evaluate(buffer.offset, self.sizes)
+            self._strided(memory, shape, buffer.strides, offset)[...] = array
+        assert output.offset is not None
+        offset = evaluate(output.offset, self.sizes)
+        shape = self.shape(output.sizes)
+        if 0 in shape:
+            return np.zeros(shape, memory.dtype)
+        last = offset + sum(
+            (n - 1) * s for n, s in zip(shape, self.shape(output.strides), strict=True)
+        )
+        if last >= memory.size:
+            raise VerificationError(f"output {output} reads past the end of {buffer}")
+        return self._strided(memory, shape, output.strides, offset)
 
-    def compute(self, node: Node) -> None:
-        """Stores what a node computes."""
+    def _node(self, node: Node) -> None:
         rule = _RULES.get(type(node))
         if rule is None:
             raise VerificationError(f"no rule of the interpreter for {type(node).__name__}")
@@ -150,6 +220,226 @@ def _pointwise(run: Run, node: Pointwise) -> None:
 def _reduction(run: Run, node: Reduction) -> None:
     values = run.computed(node)["body"].reshape((*run.shape(node.ranges), -1))
     run.store(node.output, _REDUCE[node.kind](values))
+
+
+@interprets(Contraction)
+def _contraction(run: Run, node: Contraction) -> None:
+    groups = (node.batch, node.rows, node.columns, node.inner)
+    shapes = [run.shape(sizes) for sizes in groups]
+    b, m, n, k = (int(np.prod(shape)) for shape in shapes)
+    values = run.computed(node)
+    lhs, rhs = values["lhs"].reshape(b, m, k), values["rhs"].reshape(b, n, k)
+    product = np.matmul(lhs, rhs.transpose(0, 2, 1)).reshape(sum(shapes[:3], ()))
+    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, product.dtype)
+    where = tuple(values.get("index", ()))
+    written = np.zeros(out.shape, np.int32)
+    np.add.at(written, where, 1)
+    if not (written == 1).all():
+        raise VerificationError(f"the index of {node.output} is not a bijection")
+    out[where] = product
+    run.store(node.output, out)
+
+
+@interprets(Scatter)
+def _scatter(run: Run, node: Scatter) -> None:
+    out = run.arrays[node.initial].copy()
+    values = run.computed(node)
+    where = tuple(values.get("index", ()))
+    for position, size in zip(where, out.shape, strict=True):
+        if position.size and (position.min() < 0 or position.max() >= size):
+            raise VerificationError(f"{node.output} is written out of range")
+    if node.accumulate:
+        np.add.at(out, where, values["body"])
+    else:
+        out[where] = values["body"]
+    run.store(node.output, out)
+
+
+@interprets(TriangularSolve)
+def _triangular_solve(run: Run, node: TriangularSolve) -> None:
+    values = run.computed(node)
+    matrix, solution = values["matrix"], values["rhs"].copy()
+    for m in range(solution.shape[-2]):
+        before = matrix[..., m : m + 1, :m] @ solution[..., :m, :]
+        solution[..., m : m + 1, :] -= before
+        if not node.unit:
+            solution[..., m, :] /= matrix[..., m, m, None]
+    run.store(node.output, solution)
+
+
+@interprets(Factorization)
+def _factorization(run: Run, node: Factorization) -> None:
+    matrix = run.computed(node)["matrix"].copy()
+    *batch, rows, columns = matrix.shape
+    steps = min(rows, columns)
+    pivots, info = np.zeros((*batch, steps), np.int32), np.zeros(batch, np.int32)
+    for at in np.ndindex(*batch):
+        a = matrix[at]
+        if node.pivots is None:
+            a[...] = np.tril(a) + np.tril(a, -1).T
+        for k in range(steps):
+            if node.pivots is not None:
+                other = k + int(np.argmax(np.abs(a[k:, k])))
+                a[[k, other]] = a[[other, k]]
+                pivots[(*at, k)] = other + 1
+            if a[k, k] == 0 if node.pivots is not None else not a[k, k] > 0:
+                info[at] = info[at] or k + 1
+                if node.pivots is None:
+                    break
+                continue
+            below = a[k + 1 :, k] / a[k, k]
+            a[k + 1 :, k + 1 :] -= np.outer(below, a[k, k + 1 :])
+            if node.pivots is None:
+                a[k:, k] /= np.sqrt(a[k, k])
+            else:
+                a[k + 1 :, k] = below
+    run.store(node.output, matrix if node.pivots is not None else np.tril(matrix))
+    run.store(node.info, info)
+    if node.pivots is not None:
+        run.store(node.pivots, pivots)
+
+
+@interprets(Scan)
+def _scan(run: Run, node: Scan) -> None:
+    (lanes,) = node.spaces["init"]
+    (time,) = numbered("t", (node.length,))
+    carries = [Points(run, (lanes,)).full(body) for body in node.init]
+    rows: list[list[Array]] = [[] for _ in node.row]
+    (steps,) = run.shape((node.length,))
+    for t in range(steps):
+        points = Points(run, (lanes,))
+        points.values[time] = np.asarray(t)
+        points.locals = {carry_name(k): carry for k, carry in enumerate(carries)}
+        for found, body in zip(rows, node.row, strict=True):
+            found.append(points.full(body))
+        carries = [points.full(body) for body in node.step]
+    for name, number in zip(node.carried, node.finals, strict=True):
+        run.store(name, carries[number])
+    for name, found in zip(node.rows, rows, strict=True):
+        run.store(name, np.stack(found))
+
+
+@interprets(HostCall)
+def _host_call(run: Run, node: HostCall) -> None:
+    if run.run_host_call is None:
+        raise VerificationError(f"{node.target} runs on the host, but there is no callback")
+    results = run.run_host_call(node, run.arrays, run.sizes)
+    if is_effect(node, run.graph):
+        return
+    for name, result in zip(node.outputs, results, strict=True):
+        run.store(name, np.asarray(result))
+
+
+@interprets(UserKernel)
+def _user_kernel(run: Run, node: UserKernel) -> None:
+    raise not_interpreted(node.kernel.name)
+
+
+@interprets(Attention)
+def _attention(run: Run, node: Attention) -> None:
+    values = run.computed(node)
+    result = attention_numpy.forward(node, **values)
+    run.store(node.output, result.output)
+    if node.logsumexp is not None:
+        run.store(node.logsumexp, result.logsumexp)
+
+
+@interprets(AttentionGradient)
+def _attention_gradient(run: Run, node: AttentionGradient) -> None:
+    results = attention_numpy.gradient(node, **run.computed(node))
+    for name, result in zip(node.outputs, results, strict=True):
+        run.store(name, result)
+
+
+@interprets(DepthwiseConvolution)
+def _depthwise_convolution(run: Run, node: DepthwiseConvolution) -> None:
+    values = run.computed(node)
+    positions = run.shape(node.positions)
+    result = depthwise_numpy.convolution(node.windows, values["image"], values["weight"], positions)
+    run.store(node.output, result)
+
+
+@interprets(DepthwiseWeightGradient)
+def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> None:
+    values = run.computed(node)
+    result = depthwise_numpy.weight_gradient(node.windows, values["moved"], values["image"])
+    parts = np.zeros((node.parts, *result.shape), np.float32)
+    parts[0] = result  # whose sum alone is defined
+    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, np.float32)
+    out[tuple(values["index"])] = parts
+    run.store(node.output, out)
+
+
+@interprets(Fourier)
+def _fourier(run: Run, node: Fourier) -> None:
+    values = run.computed(node)
+    x = values["real"] + 1j * values.get("imaginary", np.zeros((), np.float32))
+    result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
+    factor = values.get("factor_real", 1) + 1j * values.get("factor_imaginary", 0)
+    result = result * factor * node.scale
+    buffer = run.graph.buffers[node.output]
+    pairs = len(buffer.sizes) > len(node.index)
+    out = np.full(run.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
+    written = np.zeros(out.shape, np.int32)
+    for field, numbers in (("index", result), ("mirror", result.conj())):
+        if field not in values:
+            continue
+        inside = np.ones(numbers.shape, bool)
+        for position, size in zip(values[field], out.shape, strict=True):
+            inside &= (position >= 0) & (position < size)
+        at = tuple(position[inside] for position in values[field])
+        np.add.at(written, at, 1)
+        out[at] = numbers[inside]
+    if not (written == 1).all():
+        raise VerificationError(f"{node.output} is not written exactly once")
+    run.store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
+
+
+@interprets(RowSort)
+def _row_sort(run: Run, node: RowSort) -> None:
+    (count,) = run.shape((node.count,))
+    values = run.computed(node)
+    places = sorting_numpy.order(values["words"])[..., :count]
+    for name, payload in zip(node.outputs, values["payloads"], strict=True):
+        run.store(name, np.take_along_axis(payload, places, -1))
+
+
+@interprets(DigitCounts)
+def _digit_counts(run: Run, node: DigitCounts) -> None:
+    (part,) = run.shape((node.part,))
+    run.store(node.output, sorting_numpy.digit_counts(run.computed(node)["digit"], part, node.bins))
+
+
+@interprets(PartSums)
+def _part_sums(run: Run, node: PartSums) -> None:
+    before, totals = sorting_numpy.part_sums(run.arrays[node.counts])
+    run.store(node.before, before)
+    run.store(node.totals, totals)
+
+
+@interprets(DigitScatter)
+def _digit_scatter(run: Run, node: DigitScatter) -> None:
+    values = run.computed(node)
+    sums = run.arrays[node.before], run.arrays[node.totals]
+    places = sorting_numpy.digit_places(values["digit"], node.tile, *sums)
+    for name, payload in zip(node.outputs, values["payloads"], strict=True):
+        moved = np.zeros(payload.shape, payload.dtype)
+        np.put_along_axis(moved, places, payload, -1)
+        run.store(name, moved)
+
+
+@interprets(PickDigit)
+def _pick_digit(run: Run, node: PickDigit) -> None:
+    values = run.computed(node)
+    prefix, rest = sorting_numpy.pick_digit(run.arrays[node.counts], **values)
+    run.store(node.prefix, prefix)
+    run.store(node.rest, rest)
+
+
+@interprets(Compact)
+def _compact(run: Run, node: Compact) -> None:
+    (count,) = run.shape((node.count,))
+    run.store(node.output, sorting_numpy.compact(run.computed(node)["kind"], count))
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

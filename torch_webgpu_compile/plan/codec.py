@@ -28,6 +28,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from ..dtypes import BY_NAME, DType
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, floordiv, mod, symbol
+from .numbers import HostNumber
 
 Json = Any
 
@@ -83,9 +84,8 @@ def codec_of(hint: Any) -> Codec:
 
 @cache
 def _argument() -> Codec:
-    return codec_of(
-        None | bool | int | float | str | Expr | HostBuffer | HostView | tuple[Any, ...]
-    )
+    plain = None | bool | int | float | str | tuple[Any, ...]
+    return codec_of(plain | Expr | HostNumber | HostBuffer | HostView)
 
 
 def _refuse(expected: str, value: Any) -> NoReturn:

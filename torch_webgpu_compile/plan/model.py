@@ -7,7 +7,7 @@ of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from ..dtypes import DType
 from ..errors import IndexCheck
 from ..symbolic.nested import HostBuffer, buffers_in, leaves
 from ..symbolic.sizes import ONE, ZERO, Expr, Symbol, as_expr, atom_expr, evaluate
-from .numbers import HostNumber, number_symbols
+from .numbers import HostNumber, number_symbols, symbols_in
 
-VERSION = 8
+VERSION = 9
 
 STATUS = "device status"
 """The buffer in which kernels report what was wrong: see `Kernel`. No graph has it."""
@@ -103,6 +103,18 @@ class PlanBuffer:
     def nbytes_for(self, sizes: Mapping[str, int]) -> int:
         """``nbytes`` for these symbols; 0 where a size turns out to be 0 and makes it negative."""
         return max(0, evaluate(self.nbytes, sizes))
+
+
+def layout_nbytes(
+    dtype: DType, sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr = ZERO
+) -> Expr:
+    """Bytes from the start of memory to the end of the last element; 0 when there is none."""
+    if any(size is ZERO for size in sizes):
+        return ZERO
+    last = offset
+    for size, stride in zip(sizes, strides, strict=True):
+        last = last + (size - 1) * stride
+    return (last + 1) * dtype.itemsize
 
 
 STATUS_NBYTES = 32
@@ -209,7 +221,11 @@ class HostStep:
     """Have the host call an operator of PyTorch between dispatches.
 
     The fields are those of `ir.nodes.HostCall`; a string among the arguments is as
-    `lowering.fallback` says.
+    `lowering.fallback` says. In a composed plan the outputs are all of the operator's results,
+    "" for one that nobody needs, and numbers among the arguments are made of named ones.
+
+    Attributes:
+        numbers: those of the outputs that are no tensors; only in composed plans.
     """
 
     target: str
@@ -219,6 +235,7 @@ class HostStep:
     source: str = ""
     changed: tuple[HostBuffer, ...] = ()
     on_device: bool = False
+    numbers: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -237,7 +254,157 @@ class HostStep:
         return (leaf for leaf in arguments if isinstance(leaf, Expr))
 
 
-Step = Dispatch | CopyBuffer | HostStep
+# ---- composed plans
+
+
+class _Between:
+    """A step of a composed plan, on names of which `names_of` tells."""
+
+    __slots__ = ()
+    buffers: tuple[str, ...] = ()
+    sizes: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run(_Between):
+    """Run a nested plan.
+
+    Attributes:
+        plan: index into `Plan.plans`.
+        arguments: names of values, for its inputs.
+        results: names for its outputs, in order; "" for one that nobody needs. What it changes in
+            place has a new name, too.
+    """
+
+    plan: int
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(_Between):
+    """Run one of two nested plans.
+
+    Attributes:
+        condition: a number, or a tensor of one element, for which the step waits.
+        then, otherwise: indices into `Plan.plans`, for a condition that is not 0, and one that is.
+        arguments, results: as of `Run`.
+    """
+
+    condition: str
+    then: int
+    otherwise: int
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(_Between):
+    """Run a nested plan as often as a number says, or while another plan's result holds.
+
+    Attributes:
+        body: index into `Plan.plans`. It takes ``carried``, then ``others``, and gives what the
+            next turn is to carry.
+        condition: of the plan that takes the same and gives one number, or one element, for which
+            the step waits before each turn; None: there is a ``count``.
+        count: a number: of the turns.
+        carried: names of what the first turn takes.
+        others: names of what every turn takes.
+        results: names for what the last turn gives; "" for what nobody needs.
+        stacked: positions among those of tensors of which each turn writes the next row, from row
+            0 on. The loop gives them more rows when these are full; of its result there are as many
+            as turns, but at least one.
+    """
+
+    body: int
+    condition: int | None
+    count: str | None
+    carried: tuple[str, ...]
+    others: tuple[str, ...]
+    results: tuple[str, ...]
+    stacked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNumber(_Between):
+    """Wait for the GPU, and name the number that is in a tensor of one element."""
+
+    buffer: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOf(_Between):
+    """Name the size, or the stride, of a dimension of a tensor whose layout a step decided."""
+
+    buffer: str
+    field: Literal["size", "stride"]
+    dim: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compute(_Between):
+    """Name a number made of named ones, as Python computes it."""
+
+    name: str
+    value: Expr | HostNumber | float
+
+
+@dataclass(frozen=True, slots=True)
+class Floats(_Between):
+    """A float32 tensor of named numbers, with one dimension."""
+
+    name: str
+    numbers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds(_Between):
+    """An int32 tensor of ``count`` rows of two: new seeds of random numbers."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check(_Between):
+    """Raise an error with this message unless a number is not 0."""
+
+    condition: str
+    message: str
+
+
+ComposedStep = Run | Branch | Loop | ReadNumber | SizeOf | Compute | Floats | Seeds | Check
+Step = Dispatch | CopyBuffer | HostStep | ComposedStep
+
+
+def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a step of a composed plan reads, and what it gives names to; "" among these for none."""
+    match step:
+        case Run():
+            return step.arguments, step.results
+        case Branch():
+            return (step.condition, *step.arguments), step.results
+        case Loop():
+            count = () if step.count is None else (step.count,)
+            return (*count, *step.carried, *step.others), step.results
+        case ReadNumber() | SizeOf():
+            return (step.buffer,), (step.name,)
+        case Compute(name, value):
+            return tuple(sorted(symbol.name for symbol in symbols_in(value))), (name,)
+        case Floats():
+            return step.numbers, (step.name,)
+        case Seeds():
+            return (), (step.name,)
+        case Check():
+            return (step.condition,), ()
+        case HostStep():
+            found = leaves((step.changed, step.arguments, step.keywords))
+            numbers = [symbol.name for leaf in found for symbol in symbols_in(leaf)]
+            return (*step.reads, *dict.fromkeys(numbers)), step.outputs
+        case Dispatch() | CopyBuffer():
+            return step.buffers, ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +450,18 @@ def view_at(layout: PlanBuffer | PlanOutput, sizes: Mapping[str, int]) -> View:
 class Plan:
     """Everything an executor needs.
 
+    A plan is of kernels, or it is *composed* of other plans: what data decides, which of them run,
+    how often and on tensors of which sizes, is decided between them. The steps of a composed plan
+    give names to tensors and numbers. Its ``buffers`` are inputs and constants only; all other
+    tensors have the layout that a step gave them. Its outputs name what they return, and nothing
+    else. Complex tensors are real ones (…, 2).
+
     Attributes:
         constants: the bytes of constant buffers.
         preparation: computes the buffers of role ``prepared``, which are its outputs and have the
             same names there, from inputs of this plan, by name. Its results stay as they are while
             the contents of those inputs do. It has no sizes to be given.
+        plans: those that a composed plan runs, equal ones once; None of a plan of kernels.
     """
 
     name: str
@@ -299,6 +473,7 @@ class Plan:
     constants: dict[str, bytes] = field(default_factory=dict)
     version: int = VERSION
     preparation: Plan | None = None
+    plans: tuple[Plan, ...] | None = None
 
     def renamed(self, name: str) -> Plan:
         """The same plan by another name."""
@@ -309,8 +484,17 @@ class Plan:
 
     @property
     def dispatch_count(self) -> int:
-        """Dispatches per call."""
-        return sum(isinstance(step, Dispatch) for step in self.steps)
+        """Dispatches per call, of each nested plan once."""
+        own = sum(isinstance(step, Dispatch) for step in self.steps)
+        return own + sum(plan.dispatch_count for plan in self.plans or ())
+
+    @property
+    def all_plans(self) -> Iterator[Plan]:
+        """The plan, its preparation, and all that are nested."""
+        yield self
+        inner = () if self.preparation is None else (self.preparation,)
+        for plan in (*inner, *(self.plans or ())):
+            yield from plan.all_plans
 
     @property
     def prepared(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -26,14 +26,24 @@ from .model import (
     STATUS,
     STATUS_BUFFER,
     VERSION,
+    Branch,
     CopyBuffer,
     Dispatch,
+    Floats,
     HostStep,
     Kernel,
+    Loop,
     Plan,
     PlanBuffer,
+    PlanInput,
     PlanOutput,
+    ReadNumber,
+    Run,
+    Seeds,
+    SizeOf,
     Step,
+    layout_nbytes,
+    names_of,
 )
 
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
@@ -48,7 +58,14 @@ _WORKGROUP = re.compile(r"@compute @workgroup_size\((\d+)(?:, (\d+), (\d+))?\)")
 
 def verify_plan(plan: Plan) -> None:
     """Raises VerificationError when the parts of a plan do not agree."""
-    _Verifier(plan).verify()
+    _verify(plan)
+
+
+def _verify(plan: Plan) -> list[bool]:
+    """Verifies a plan; of each of its outputs whether it is a number, or nothing."""
+    verifier = _Verifier(plan) if plan.plans is None else _ComposedVerifier(plan)
+    verifier.verify()
+    return [verifier.is_number(output) for output in plan.outputs]
 
 
 class _Verifier:
@@ -63,14 +80,9 @@ class _Verifier:
 
     def verify(self) -> None:
         plan = self._plan
-        self._require(plan.version == VERSION, f"version {plan.version}")
-        self._name(plan.name)
-        for name, buffer in self._buffers.items():
-            self._buffer(name, buffer)
+        self._outline()
         for kernel in plan.kernels:
             self._kernel(kernel)
-        self._inputs()
-        self._constants()
         self._symbols()
         defined = {n for n, b in self._buffers.items() if b.role not in ("intermediate", "output")}
         for step in plan.steps:
@@ -83,6 +95,20 @@ class _Verifier:
             self._require(fits.get(buffer.role, True), f"{name} has the role {buffer.role}")
         self._slots()
         self._preparation()
+
+    def is_number(self, output: PlanOutput) -> bool:
+        """Whether an output is no tensor."""
+        return output.buffer is None
+
+    def _outline(self) -> None:
+        """What plans of kernels and composed ones have alike."""
+        plan = self._plan
+        self._require(plan.version == VERSION, f"version {plan.version}")
+        self._name(plan.name)
+        for name, buffer in self._buffers.items():
+            self._buffer(name, buffer)
+        self._inputs()
+        self._constants()
 
     def _require(self, condition: bool, what: str) -> None:
         if not condition:
@@ -104,7 +130,11 @@ class _Verifier:
             and all(expr.constant >= 0 for expr in layout if expr.is_constant),
             f"{name} has a layout that is none",
         )
-        self._require(buffer.nbytes is _nbytes(buffer), f"{name} has {buffer.nbytes} bytes")
+        self._require(
+            buffer.nbytes
+            is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),
+            f"{name} has {buffer.nbytes} bytes",
+        )
         self._require(
             buffer.slot is None or (buffer.role == "intermediate" and buffer.slot >= 0),
             f"{name} cannot be in slot {buffer.slot}",
@@ -153,12 +183,7 @@ class _Verifier:
 
     def _symbols(self) -> None:
         """Every size follows from the arguments."""
-        plan, given = self._plan, set[Any]()
-        for entry in plan.inputs:
-            given |= _symbols([entry.size])
-            if entry.buffer is not None:
-                buffer = self._buffers[entry.buffer]
-                given |= _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        plan, given = self._plan, set(self._given())
         names = {found.name for found in given}
         self._require(len(names) == len(given), "a size symbol has several lower bounds")
         for name, buffer in self._buffers.items():
@@ -172,6 +197,14 @@ class _Verifier:
         for output in plan.outputs:
             used = _symbols((*output.sizes, *output.strides, output.offset, output.size))
             self._require(used <= given, "sizes of an output do not follow from the arguments")
+
+    def _given(self) -> Iterator[Any]:
+        """The size symbols of the arguments."""
+        for entry in self._plan.inputs:
+            yield from _symbols([entry.size])
+            if entry.buffer is not None:
+                buffer = self._buffers[entry.buffer]
+                yield from _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
 
     # ---- what is done
 
@@ -214,6 +247,8 @@ class _Verifier:
                 for name in made:
                     self._writes(name)
                 return made
+            case _:
+                raise VerificationError(f"plan {self._plan.name}: a step of a composed plan")
 
     def _dispatch(self, step: Dispatch, defined: set[str]) -> set[str]:
         self._require(0 <= step.kernel < len(self._plan.kernels), f"no kernel {step.kernel}")
@@ -293,7 +328,7 @@ class _Verifier:
             all(expr.constant >= 0 for expr in layout if expr.is_constant),
             f"a view of {buffer.name} has a layout that is none",
         )
-        left = buffer.nbytes - _span(*seen) * buffer.dtype.itemsize
+        left = buffer.nbytes - layout_nbytes(buffer.dtype, *seen)
         inside = is_nonnegative(left) or not left.is_constant
         self._require(inside, f"an output shows more than {buffer.name} has")
 
@@ -357,18 +392,115 @@ class _Verifier:
         self._require(same, f"{outer.name} is another tensor in the preparation")
 
 
-def _span(sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr) -> Expr:
-    """Elements from the start of a buffer to the last one of a view; 0 when it is empty."""
-    if any(size is ZERO for size in sizes):
-        return ZERO
-    last = offset
-    for size, stride in zip(sizes, strides, strict=True):
-        last = last + (size - 1) * stride
-    return last + 1
+class _ComposedVerifier(_Verifier):
+    """Checks one composed plan: that its names are there, and of the kind that they are used as."""
 
+    def verify(self) -> None:
+        plan = self._plan
+        self._outline()
+        self._require(not plan.kernels and plan.preparation is None, "a composed plan has kernels")
+        roles = {buffer.role for buffer in self._buffers.values()}
+        self._require(roles <= {"input", "constant"}, "a composed plan has memory of its own")
+        self._gives = [_verify(inner) for inner in plan.plans or ()]
+        self._tensors = set(self._buffers)
+        self._numbers = {symbol.name for symbol in self._given()}
+        self._require(self._tensors.isdisjoint(self._numbers), "a tensor has a number's name")
+        for step in plan.steps:
+            reads, made = names_of(step)
+            self._named(reads)
+            self._composed(step)
+            for name in filter(None, made):
+                self._name(name)
+                self._require(name not in self._names, f"two values are named {name}")
+            self._make(step)
+        for output in plan.outputs:
+            bare = PlanOutput(output.buffer, constant=output.constant, mutates=output.mutates)
+            self._require(output == bare, "a composed plan lays out a result")
+            self._named(filter(None, (output.buffer,)))
+            if output.mutates is not None:
+                known = range(len(plan.inputs))
+                is_tensor = output.mutates in known and plan.inputs[output.mutates].buffer
+                self._require(
+                    bool(is_tensor) and output.buffer in self._tensors,
+                    f"it changes argument {output.mutates}, which is no tensor",
+                )
 
-def _nbytes(buffer: PlanBuffer) -> Expr:
-    return _span(buffer.sizes, buffer.strides, buffer.offset) * buffer.dtype.itemsize
+    def is_number(self, output: PlanOutput) -> bool:
+        return output.buffer not in self._tensors
+
+    @property
+    def _names(self) -> set[str]:
+        return self._tensors | self._numbers
+
+    def _named(self, names: Iterable[str]) -> None:
+        missing = [name for name in names if name not in self._names]
+        self._require(not missing, f"{missing[:1]} is used before it is there")
+
+    def _composed(self, step: Step) -> None:
+        """Checks what a step asks of the values that it reads."""
+        match step:
+            case Dispatch() | CopyBuffer():
+                self._require(False, "a composed plan has a dispatch")
+            case Run():
+                self._call(step.plan, step.arguments, len(step.results))
+            case Branch():
+                for plan in (step.then, step.otherwise):
+                    self._call(plan, step.arguments, len(step.results))
+            case Loop():
+                given = (*step.carried, *step.others)
+                self._call(step.body, given, len(step.carried))
+                self._require(len(step.results) == len(step.carried), "a loop with other results")
+                known = range(len(step.carried))
+                self._require(all(k in known for k in step.stacked), "a loop stacks what is none")
+                self._require((step.condition is None) != (step.count is None), "an endless loop")
+                if step.condition is not None:
+                    self._call(step.condition, given, 1)
+            case ReadNumber() | SizeOf():
+                self._require(step.buffer in self._tensors, f"{step.buffer} is no tensor")
+            case HostStep():
+                found = set(step.reads) - self._tensors
+                self._require(not found, f"{step.target} takes {found} for a tensor")
+
+    def _call(self, number: int, arguments: Sequence[str], results: int) -> None:
+        plans = self._plan.plans or ()
+        self._require(0 <= number < len(plans), f"no plan {number}")
+        plan = plans[number]
+        self._require(
+            len(arguments) == len(plan.inputs) and len(plan.outputs) == results,
+            f"{plan.name} is run with other arguments or results",
+        )
+        for name, entry in zip(arguments, plan.inputs, strict=True):
+            fits = name in self._numbers if entry.buffer is None else name in self._tensors
+            is_free = entry == PlanInput()
+            self._require(fits or is_free, f"{plan.name} is given {name} of another kind")
+
+    def _make(self, step: Step) -> None:
+        """Takes note of what a step names."""
+        _, names = names_of(step)
+        kinds = self._kinds(step, len(names))
+        for name, is_number in zip(names, kinds, strict=True):
+            if name:
+                (self._numbers if is_number else self._tensors).add(name)
+
+    def _kinds(self, step: Step, count: int) -> Sequence[bool]:
+        """Of each result whether it is a number."""
+        match step:
+            case Run(number):
+                return self._gives[number]
+            case Branch():
+                same = self._gives[step.then] == self._gives[step.otherwise]
+                self._require(same, "branches have results of other kinds")
+                return self._gives[step.then]
+            case Loop():
+                kinds = [name in self._numbers for name in step.carried]
+                self._require(kinds == self._gives[step.body], "turns give other kinds of values")
+                return kinds
+            case Floats() | Seeds():
+                return [False]
+            case HostStep():
+                return [name in step.numbers for name in step.outputs]
+            case _:
+                return [True] * count
 
 
 def _is_within(expr: Expr, low: int, high: int) -> bool:

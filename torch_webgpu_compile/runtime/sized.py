@@ -8,7 +8,6 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import assert_never
 
 from ..errors import DeviceError
 from ..plan.entry_point import sliced_kernel
@@ -215,7 +214,7 @@ class _Sizer:
                 case HostStep():
                     steps.append(self._host_command(step))
                 case _:
-                    assert_never(step)
+                    raise DeviceError(f"plan {self.plan.name} is composed; run it as such")
         return SizedPlan(
             self.sizes,
             tuple(self._nbytes),

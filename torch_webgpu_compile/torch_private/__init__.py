@@ -113,7 +113,6 @@ if TYPE_CHECKING:
         FakeTensorMode,
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
-        in_kernel_invocation_manager,
         unset_fake_temporarily,
     )
     from torch._VF import lstm as _lstm
@@ -130,7 +129,6 @@ if TYPE_CHECKING:
         StrictMinMaxConstraint,
         free_unbacked_symbols,
         guard_or_false,
-        resolve_unbacked_bindings,
         statically_known_true,
     )
     from torch.storage import _dtype_to_storage_type_map, _LegacyStorage

@@ -192,13 +192,13 @@ _USE = (
     ),
     (
         "torch.fx.experimental.symbolic_shapes",
-        "free_unbacked_symbols resolve_unbacked_bindings",
+        "free_unbacked_symbols",
         "sizes that data decides",
     ),
     (
         "torch._subclasses.fake_tensor",
         "DataDependentOutputException DynamicOutputShapeException UnsupportedFakeTensorException "
-        "UnsupportedOperatorException in_kernel_invocation_manager",
+        "UnsupportedOperatorException",
         "sizes that data decides",
     ),
     (

@@ -359,6 +359,7 @@ class _PlanChecks(_Checks):
 
     def check(self) -> None:
         plan, inner = self._plan, self._plan.preparation
+        self._require(plan.plans is None, "it is composed of other plans")
         steps = (*plan.steps, *(() if inner is None else inner.steps))
         hosts = [step.target for step in steps if isinstance(step, HostStep)]
         self._require(not hosts, f"it runs {hosts[:1]} on the host, which a bundle does not have")

@@ -30,7 +30,7 @@ export interface Plan {
 /** The parameter that is the number of a dispatch's first check. */
 export const FIRST_CHECK = "first_check";
 export const STATUS_NBYTES = 32;
-const VERSION = 8;
+const VERSION = 9;
 const MOST_PARAMETERS = 1 << 14; // a uniform buffer of 64 KiB
 const BINDING_ALIGNMENT = 256;
 

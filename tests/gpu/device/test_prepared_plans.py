@@ -17,6 +17,7 @@ from torch_webgpu_compile.backend import compile_module
 from torch_webgpu_compile.errors import DeviceError
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.runtime.executor import Executor
 
 BOTH = pytest.mark.parametrize("place", ["cpu", "webgpu"])
 
@@ -73,15 +74,15 @@ def test_a_bound_plan_needs_what_is_prepared(place: str) -> None:
     found: list[Any] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        return compile_module(module, inputs, resolve(), lambda _, graph: found.append(graph))
+        return compile_module(module, inputs, resolve(), lambda *entry: found.append(entry))
 
     model = Mixing().eval().to(place)
     x = torch.randn(4, 16).to(place)
     with torch.no_grad():
         torch.compile(model, backend=backend)(x)
-    (graph,) = found
+    ((state, device, _),) = found
     with pytest.raises(DeviceError, match=r"prepared\(\)"):
-        graph.executor.bind()
+        Executor(state.plan, device).bind()
 
 
 @BOTH

@@ -3,45 +3,146 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from sympy.logic.boolalg import BooleanAtom  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ...errors import UnsupportedOp
+from ...plan.numbers import NUMBER_ARITY, HostNumber, python_number, symbols_in
+from ...symbolic.sizes import (
+    Expr,
+    as_expr,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    symbol,
+)
 from ...torch_private import PythonPrinter, tree_leaves
 from ..fx_graphs import add_argument
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number made of symbols.
-
-    Attributes:
-        names: of the symbols.
-        compute: the number, of their values.
-    """
-
-    names: tuple[str, ...]
-    compute: Callable[..., Any] = field(repr=False)
-
-    def of(self, symbols: Mapping[str, Any]) -> Any:
-        """Its value."""
-        return self.compute(*[symbols[name] for name in self.names])
-
-
 def number_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """A symbolic number as a function of its symbols; a constant as it is."""
-    expression = value.node.expr
-    if isinstance(value, torch.SymInt) and expression.is_Integer:
-        return int(expression)
-    names, compute = function_of([expression])
-    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-    return Number(names, lambda *values: kind(compute(*values)[0]))
+    """A symbolic number as plans have it: an `Expr`, a `HostNumber`, or a float.
+
+    Raises:
+        UnsupportedOp: it is made with a function that plans do not have.
+    """
+    return _number(value.node.expr)
+
+
+def _number(expression: sympy.Basic) -> Any:
+    kind = type(expression).__name__
+    if expression.is_Symbol:
+        return symbol(str(expression))
+    if expression.is_Integer or isinstance(expression, BooleanAtom):
+        return as_expr(int(bool(expression) if kind.startswith("Boolean") else expression))
+    if expression.is_Float:
+        return float(expression)
+    if expression.is_Rational:
+        return HostNumber("div", (as_expr(expression.p), as_expr(expression.q)))
+    if kind == "Piecewise":
+        *others, (last, _) = expression.args
+        found = _number(last)
+        for chosen, condition in reversed(others):
+            found = HostNumber("where", (_number(condition), _number(chosen), found))
+        return found
+    args = [_number(arg) for arg in expression.args]
+    match kind:
+        case "Identity":
+            return args[0]
+        case "ModularIndexing":
+            return HostNumber("mod", (HostNumber("floordiv", (args[0], args[1])), args[2]))
+        case "TruncToFloat":
+            return HostNumber("float", (HostNumber("trunc", (args[0],)),))
+    op = _OPS.get(kind)
+    if op is None:
+        raise UnsupportedOp(
+            "symbolic size",
+            f"{expression} ({kind}) is made with a function that plans do not have",
+            "mark that dimension static (torch._dynamo.mark_static) or compile with dynamic=False",
+        )
+    if NUMBER_ARITY[op] == 2 and len(args) > 2:
+        return reduce(lambda left, right: HostNumber(op, (left, right)), args)
+    return HostNumber(op, tuple(args))
+
+
+_OPS = {
+    "Add": "add",
+    "Mul": "mul",
+    "Pow": "pow",
+    "PowByNatural": "pow",
+    "FloatPow": "pow",
+    "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv",
+    "Mod": "mod",
+    "PythonMod": "mod",
+    "IntTrueDiv": "div",
+    "FloatTrueDiv": "div",
+    "Max": "max",
+    "Min": "min",
+    "Abs": "abs",
+    "ToFloat": "float",
+    "TruncToInt": "trunc",
+    "FloorToInt": "floor",
+    "CeilToInt": "ceil",
+    "floor": "floor",
+    "ceiling": "ceil",
+    "RoundToInt": "round",
+    "RoundDecimal": "round_to",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+    "Equality": "eq",
+    "Unequality": "ne",
+    "StrictLessThan": "lt",
+    "LessThan": "le",
+    "StrictGreaterThan": "gt",
+    "GreaterThan": "ge",
+    "And": "and",
+    "Or": "or",
+    "Not": "not",
+    "Where": "where",
+}
+"""By the names of PyTorch's and SymPy's functions, those of plans."""
+
+
+def size_of(value: int | torch.SymInt) -> Expr:
+    """A size or stride of an argument as a plan has it.
+
+    Raises:
+        UnsupportedOp: it is no sum, product, quotient or remainder of sizes.
+    """
+    return as_expr(value) if isinstance(value, int) else _as_size(number_of(value))
+
+
+def _as_size(number: Any) -> Expr:
+    if isinstance(number, Expr):
+        return number
+    if isinstance(number, HostNumber) and number.op in _SIZE_OPS:
+        return _SIZE_OPS[number.op](*map(_as_size, number.args))
+    raise UnsupportedOp(
+        "symbolic size",
+        f"{number} is no size of an argument",
+        "mark that dimension static (torch._dynamo.mark_static) or compile with dynamic=False",
+    )
+
+
+_SIZE_OPS: dict[str, Callable[..., Expr]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": floordiv,
+    "mod": mod,
+    "min": minimum,
+    "max": maximum,
+    "pow": lambda base, power: product([base] * power.constant),
+}
 
 
 def function_of(
@@ -78,9 +179,9 @@ def symbols_of(nodes: Sequence[Node]) -> dict[str, Any]:
             leaf for leaf in tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, Node)
         ]
         for expression, number in expressions_in((node.meta.get("val"), others, plain)):
-            for symbol in expression.free_symbols:
-                if str(symbol) not in found:
-                    found[str(symbol)] = _symbolic(symbol, number)
+            for free in expression.free_symbols:
+                if str(free) not in found:
+                    found[str(free)] = _symbolic(free, number)
     return found
 
 
@@ -161,7 +262,7 @@ class WithNumbers:
     ) -> None:
         self._compiled = compiled
         self._numbers = [number_of(number) for number in numbers]
-        names = {name for number in self._numbers for name in number.names}
+        names = {found.name for number in self._numbers for found in symbols_in(number)}
         readers = readers_of(placeholders)
         missing = sorted(names - set(readers))
         if missing:
@@ -175,6 +276,6 @@ class WithNumbers:
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         symbols = {name: read(arguments) for name, read in self._readers}
-        given = [*arguments, *(number.of(symbols) for number in self._numbers)]
+        given = [*arguments, *(python_number(number, symbols) for number in self._numbers)]
         arguments.clear()
         return self._compiled(given)

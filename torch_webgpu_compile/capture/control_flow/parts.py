@@ -1,8 +1,9 @@
-"""`divide`: a captured graph in parts, for what no plan can hold.
+"""`divide`: a captured graph in parts, with the steps of a composed plan between them.
 
-A plan runs on sizes that are known before it, and its steps are always the same. Operators whose
-results have sizes that depend on data, loops and branches are `Call`s; what is between two of them
-is a `Part`, compiled as a graph of its own.
+A plan of kernels runs on sizes that are known before it, and its steps are always the same. Loops,
+branches, numbers that are read from tensors, and operators whose results have sizes that depend on
+data, are steps of a composed plan. What is between two of them is a part, compiled as a graph of
+its own; and so is, once, the function of a loop or a branch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,104 +20,68 @@ from torch.fx import Graph, GraphModule, Node
 
 from ...captured import user_source
 from ...errors import UnsupportedOp, VerificationError
+from ...plan.model import (
+    Branch,
+    Check,
+    Compute,
+    Floats,
+    HostStep,
+    Loop,
+    Plan,
+    PlanBuffer,
+    PlanInput,
+    PlanOutput,
+    ReadNumber,
+    Run,
+    SizeOf,
+    Step,
+    layout_nbytes,
+    names_of,
+)
+from ...plan.numbers import HostNumber, symbols_in
+from ...plan.size_sources import symbols_of_plan
+from ...symbolic.nested import HostBuffer
+from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, symbol
 from ...torch_ops.assertions import ASSERTIONS
+from ...torch_ops.dtypes import dtype_of
 from ...torch_private import (
-    FakeTensor,
     HigherOrderOperator,
     OpOverload,
+    _dispatch_has_kernel_for_dispatch_key,
     free_unbacked_symbols,
-    in_kernel_invocation_manager,
-    resolve_unbacked_bindings,
     tree_leaves,
-    tree_map,
     tree_map_only,
 )
 from ..fx_graphs import attribute_of, fake_mode_of
-from .numbers import Number, expressions_in, number_of, readers_of, symbols_of, take_numbers
+from . import turns
+from .choices import CHOICES, Choice
+from .numbers import expressions_in, number_of, size_of, symbols_of, take_numbers
+from .turns import Turns
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 with_effects = higher_order.with_effects
 
-# They are steps of a plan: operators of others that change their arguments.
+# They are steps of a plan of kernels: operators of others that change their arguments.
 _IN_PLANS = (higher_order.auto_functionalized, higher_order.auto_functionalized_v2)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The result of a node: a tensor, a tuple of them, or the function that a node names."""
-
-    index: int
+_READS = (aten._local_scalar_dense.default, aten.item.default)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that are compiled as one graph.
+    """A graph that is compiled to a nested plan.
 
     Attributes:
-        module: the graph. Its arguments are ``takes``, then the values of ``symbols``, then, if
-            there are any, the ``floats`` in a float32 tensor, then the ``numbers``.
-        takes, gives: slots of its tensors.
+        module: the graph.
         static: positions of the arguments that are parameters or buffers.
+        floats: see `CapturedGraph.numbers`.
+        is_function: it is a loop's or a branch's, and may have to be divided itself.
     """
 
     module: GraphModule = field(repr=False)
-    takes: tuple[int, ...]
-    symbols: tuple[str, ...]
-    floats: tuple[str, ...]
-    numbers: tuple[Number, ...]
-    gives: tuple[int, ...]
-    static: frozenset[int]
-
-    @property
-    def float_places(self) -> Mapping[str, tuple[int, int]]:
-        """By name, (argument, element) of each of the ``floats``."""
-        position = len(self.takes) + len(self.symbols)
-        return {name: (position, k) for k, name in enumerate(self.floats)}
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operator that is called between parts.
-
-    Attributes:
-        target: the operator.
-        arguments, keywords: nested, with `Slot`s and `Number`s.
-        functions: by the slot of each function among the arguments, its graph.
-        gives: the slot of the result.
-        symbols: by name, what gives the value of each symbol that the result decides.
-        dtypes: of the tensors in the result; None in place of other values.
-        has_token: whether the result, and the first argument, have an effect token first.
-    """
-
-    target: Any
-    arguments: Any
-    keywords: Any
-    functions: Mapping[int, GraphModule]
-    gives: int
-    symbols: Mapping[str, Callable[[Any], Any]] = field(repr=False)
-    dtypes: tuple[torch.dtype | None, ...]
-    has_token: bool
-
-
-@dataclass(frozen=True)
-class Pick:
-    """An element of a call's result."""
-
-    source: int
-    position: int
-    gives: int
-
-
-@dataclass(frozen=True)
-class Check:
-    """An assertion about sizes."""
-
-    condition: Any
-    message: str
-
-
-Step = Part | Call | Pick | Check
+    static: frozenset[int] = frozenset()
+    floats: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    is_function: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,54 +89,46 @@ class Divided:
     """A graph in parts.
 
     Attributes:
-        steps: in order.
-        arguments: the slot of each argument that is a tensor; None of the others.
-        symbols: by name, how each symbol is read from the arguments.
-        returns: nested, with `Slot`s and `Number`s.
-        last_uses: of each step, the slots that nobody needs after it.
-        written: slots of the arguments that some part writes.
-        kept: slots of the arguments that are written or returned.
-        static: positions of the arguments that are parameters or buffers and are only read.
-        states: of those that some part writes.
-        devices: of the tensors among the results, in order; None for the others, and for those that
-            may stay where the parts work.
+        plan: the composed plan, without nested ones: these are the parts. A part gives what its
+            graph returns, and then, by the name of what it changes and a prime, what it has
+            changed; see `compose`.
+        complex_inputs, complex_outputs, forwarded: see `captured.Phase`.
     """
 
-    steps: tuple[Step, ...]
-    arguments: tuple[int | None, ...]
-    symbols: Mapping[str, Callable[[Sequence[Any]], Any]]
-    returns: tuple[Any, ...]
-    last_uses: tuple[tuple[int, ...], ...]
-    written: frozenset[int]
-    kept: frozenset[int]
-    static: tuple[int, ...]
-    states: tuple[int, ...]
-    devices: tuple[torch.device | None, ...]
+    parts: tuple[Part, ...]
+    plan: Plan
+    complex_inputs: frozenset[int]
+    complex_outputs: frozenset[int]
+    forwarded: tuple[tuple[int, int], ...]
 
 
-Getter = Callable[[Any], Any]
+def calls_between(graph: Graph) -> frozenset[Node]:
+    """What divides a graph. Nothing does if one plan of kernels may hold it.
 
-Calls = Mapping[Node, Mapping[str, Getter]]
-"""The nodes of a graph that cannot be steps of a plan; how the symbols that each decides are read
-from its result."""
-
-
-def calls_between(graph: Graph) -> Calls:
-    """What divides a graph. Nothing does if one plan may hold it."""
+    Raises:
+        UnsupportedOp: there is a Triton kernel, which PyTorch has no other implementation of.
+    """
     known: set[str] = set()
-    found: dict[Node, dict[str, Getter]] = {}
+    found: set[Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
             known.update(_unbacked(value))
         elif node.op == "call_function" and node.target is not operator.getitem:
             target = node.args[1] if node.target is with_effects else node.target
+            if getattr(target, "__name__", "").startswith("triton_kernel_wrapper"):
+                raise UnsupportedOp(
+                    "a Triton kernel",
+                    "Triton has no WebGPU backend",
+                    "write it with PyTorch's operators, or leave it out of the graph",
+                    user_source(node),
+                )
             new = [] if _is_arithmetic(node) else _unbacked(value) - known
             in_plan = not isinstance(target, HigherOrderOperator) or target in _IN_PLANS
             if new or not in_plan:
-                found[node] = decided = _decided(node)
-                known.update(new, decided)
-    return found
+                found.add(node)
+                known.update(new)
+    return frozenset(found)
 
 
 def _unbacked(value: Any) -> set[str]:
@@ -189,209 +146,368 @@ def _is_arithmetic(node: Node) -> bool:
 _OF_SIZES = (aten.sym_size, aten.sym_stride, aten.sym_numel, aten.sym_storage_offset)
 
 
-def _decided(node: Node) -> dict[str, Getter]:
-    """How the symbols in a call's result are read from it."""
-    bindings = node.meta.get("unbacked_bindings") or {}
-    for _, number in expressions_in(node.meta.get("val")):
-        # A graph that is traced again keeps the symbols of the first time in its values only.
-        bindings = resolve_unbacked_bindings(number.node.shape_env, bindings)
-        break
-    found: dict[str, Getter] = {str(symbol): _getter(path) for symbol, path in bindings.items()}
-    for k, leaf in enumerate(tree_leaves(node.meta.get("val"))):
-        if isinstance(leaf, Tensor):
-            for dim, size in enumerate(leaf.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    found.setdefault(str(size.node.expr), _size_getter(k, dim))
-        elif isinstance(leaf, (torch.SymInt, torch.SymFloat)) and leaf.node.expr.is_Symbol:
-            found.setdefault(str(leaf.node.expr), _leaf_getter(k))
-    return found
-
-
 HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
 """The integers in a graph that no plan computes of its arguments."""
 
 
 def divide(
     module: GraphModule,
-    calls: Calls,
+    name: str,
+    calls: Collection[Node],
     static: frozenset[int],
-    device: torch.device | None,
     host_numbers: HostNumbers,
 ) -> Divided:
     """Divides a graph.
 
     Args:
-        module: a functional ATen graph with fake tensors.
+        module: a functional ATen graph with fake tensors; nodes may be added to it.
+        name: the plan's.
         calls: what divides it.
         static: positions of the arguments that are parameters or buffers.
-        device: where the parts work, if it is not where the graph's tensors are.
         host_numbers: finds the integers that parts are given.
+
+    Raises:
+        UnsupportedOp: a step of another kind would be needed.
     """
-    return _Division(module, calls, static, device, host_numbers).run()
+    return _Division(module, name, calls, static, host_numbers).run()
 
 
 class _Division:
     def __init__(
         self,
         module: GraphModule,
-        calls: Calls,
+        name: str,
+        calls: Collection[Node],
         static: frozenset[int],
-        device: torch.device | None,
         host_numbers: HostNumbers,
     ) -> None:
-        self._module, self._calls = module, calls
-        self._device, self._host_numbers = device, host_numbers
-        self._placeholders = module.graph.find_nodes(op="placeholder")
-        self._static = {node for k, node in enumerate(self._placeholders) if k in static}
-        self._slots: dict[Node, int] = {}
-        self._steps: list[Step] = []
-        self._pending: list[Node] = []
+        self._module, self._name, self._calls = module, name, calls
+        self._host_numbers = host_numbers
+        self._arguments = module.graph.find_nodes(op="placeholder")
+        self._static = {node for k, node in enumerate(self._arguments) if k in static}
         self._mode = fake_mode_of(module.graph)
+        self._tokens = _tokens(module.graph)
+        self._names: dict[Node, str] = {}
+        self._numbers: dict[Any, str] = {}  # that `Compute` names, by value
+        self._known: set[str] = set()  # symbols
+        self._steps: list[Step] = []
+        self._parts: list[Part] = []
+        self._functions: dict[
+            GraphModule, int
+        ] = {}  # a repeated block is one function of many calls
+        self._pending: list[Node] = []
+        self._asked: set[Node] = set()  # by steps between parts
+        self._written: dict[str, int] = {}  # what parts change: the argument's position
 
     def run(self) -> Divided:
+        inputs, buffers = [], {}
+        for node in self._arguments:
+            value = node.meta.get("val")
+            self._known.update(str(s) for e, _ in expressions_in(value) for s in e.free_symbols)
+            if isinstance(value, Tensor):
+                buffer = self._names[node] = f"%{node.name}"
+                buffers[buffer] = _input(buffer, value)
+                inputs.append(PlanInput(buffer))
+            elif isinstance(value, torch.SymInt):
+                inputs.append(PlanInput(size=size_of(value)))
+            else:
+                inputs.append(PlanInput())
         outputs: tuple[Any, ...] = ()
-        arguments = [self._argument(node) for node in self._placeholders]
-        for node in self._module.graph.nodes:
+        for node in list(self._module.graph.nodes):
             if node.op == "output":
                 self._close()
                 (returned,) = node.args  # one value of a function that returns no tuple
                 outputs = (returned,) if isinstance(returned, Node) else tuple(returned)
             elif node.op == "call_function":
                 self._node(node)
-        returns = tuple(self._template(item) for item in outputs)
-        devices = tuple(
-            item.meta["val"].device
-            if isinstance(item, Node) and isinstance(item.meta.get("val"), Tensor)
-            else None
-            for item in outputs
+        positions = {node: k for k, node in enumerate(self._arguments)}
+        returned_as = [_written_to(item) for item in outputs]
+        plan = Plan(
+            self._name,
+            (),
+            buffers,
+            (),
+            tuple(inputs),
+            (
+                *map(self._output, outputs),
+                *(PlanOutput(f"{b}'", mutates=k) for b, k in self._written.items()),
+            ),
+            plans=(),
         )
-        written = frozenset(self._written())
-        returned_slots = {leaf.index for leaf in tree_leaves(returns) if isinstance(leaf, Slot)}
-        static = [
-            position
-            for position, node in enumerate(self._placeholders)
-            if node in self._static and arguments[position] is not None
-        ]
         return Divided(
-            tuple(self._steps),
-            tuple(arguments),
-            readers_of(self._placeholders),
-            returns,
-            self._last_uses(written | returned_slots),
-            written,
-            written | (returned_slots & set(arguments)),
-            tuple(position for position in static if arguments[position] not in written),
-            tuple(position for position in static if arguments[position] in written),
-            devices,
+            tuple(self._parts),
+            replace(plan, steps=tuple(self._steps)),  # after those that compute results
+            frozenset(k for k, node in enumerate(self._arguments) if _is_complex(node)),
+            frozenset(k for k, item in enumerate(outputs) if _is_complex(item)),
+            tuple(
+                (k, positions[n])
+                for k, n in enumerate(returned_as)
+                if isinstance(n, Node) and n in positions
+            ),
         )
 
-    def _argument(self, node: Node) -> int | None:
-        return self._slot(node) if isinstance(node.meta.get("val"), Tensor) else None
-
-    def _slot(self, node: Node) -> int:
-        return self._slots.setdefault(node, len(self._slots))
+    def _output(self, item: Any) -> PlanOutput:
+        if isinstance(item, Node) and item in self._tokens:
+            return PlanOutput()
+        item = _written_to(item)
+        value = item.meta.get("val") if isinstance(item, Node) and not _is_tensor(item) else item
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, Node)):
+            return PlanOutput(self._value(value))
+        return PlanOutput(constant=value)
 
     def _node(self, node: Node) -> None:
         source = node.args[0] if node.target is operator.getitem else None
         if node in self._calls:
-            self._close()
             self._call(node)
-        elif isinstance(source, Node) and source in self._slots and not _is_tensor(source):
-            if _is_tensor(node):
-                position = node.args[1]
-                assert isinstance(position, int)
-                self._steps.append(Pick(self._slots[source], position, self._slot(node)))
+        elif isinstance(source, Node) and source in self._calls:
+            if _is_tensor(node) and node not in self._tokens:
+                self._names[node] = _element(source, node.args[1])
         elif node.target is aten._assert_scalar.default:
             condition, message = node.args
-            self._steps.append(Check(self._template(condition), str(message)))
+            if not isinstance(condition, bool):
+                self._steps.append(Check(self._value(condition), str(message)))
         else:
             self._pending.append(node)
 
-    # ---- calls
+    # ---- names of values
+
+    def _value(self, value: Any) -> str:
+        """The name of a tensor or a number, for a step that comes next."""
+        if isinstance(value, Node):
+            if value.op == "get_attr":
+                value = self.emit(aten.clone.default, value)  # a constant of a part
+            if _is_tensor(value):
+                self._asked.add(value)
+                return self._names.setdefault(value, f"%{value.name}")
+            value = value.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = value.node.expr
+            if expression.is_Symbol and str(expression) in self._known:
+                return str(expression)
+            value = number_of(value)
+        if isinstance(value, (bool, int)) or value is None:
+            value = as_expr(int(value or 0))
+        if not isinstance(value, (Expr, HostNumber, float)):
+            raise UnsupportedOp(
+                "an argument of a loop or a branch",
+                f"it is of type {type(value).__name__}",
+                "give it tensors and numbers",
+            )
+        if value not in self._numbers:
+            self._numbers[value] = name = f"n{len(self._numbers)}"
+            self._steps.append(Compute(name, value))
+        return self._numbers[value]
+
+    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
+        """One more node, of the part that is closed next."""
+        with self._module.graph.inserting_before(self._module.graph.output_node()):
+            node = self._module.graph.create_node("call_function", operation)
+        node.args, node.kwargs = args, kwargs  # FX warns of symbols in new nodes
+        given = tree_map_only(Node, self._fake, args)
+        with self._mode or nullcontext():
+            node.meta["val"] = operation(*given, **kwargs)
+        self._pending.append(node)
+        return node
+
+    def _fake(self, node: Node) -> Any:
+        if node.op != "get_attr":
+            return node.meta["val"]
+        constant = attribute_of(self._module, node)
+        with self._mode or nullcontext():
+            return torch.empty_strided(
+                constant.shape, constant.stride(), dtype=constant.dtype, device=constant.device
+            )
+
+    # ---- what is between parts
 
     def _call(self, node: Node) -> None:
         target: Any = node.target
         args = node.args
-        has_token = target is with_effects
-        if has_token:
+        if target is with_effects:
             _, target, *rest = args
             args = tuple(rest)
-        if getattr(target, "__name__", "").startswith("triton_kernel_wrapper"):
+        if target in CHOICES and self._choose(node, CHOICES[target](self, *args, **node.kwargs)):
+            return
+        build = _STEPS.get(target)
+        if build is not None:
+            step = build(self, node, *args)
+        elif target in _READS:
+            (unknown,) = _unbacked(node.meta["val"])
+            step = ReadNumber(self._value(args[0]), unknown)
+        else:
+            step = self._host_step(node, target, args)
+        self._close()
+        self._steps.append(step)
+        self._take_sizes(node)
+
+    def _choose(self, node: Node, choice: Choice | None) -> bool:
+        """Puts a choice in the place of a call, which is none; whether there is one."""
+        (unknown, *others) = _unbacked(node.meta["val"])
+        if choice is None or others:
+            return False
+        sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
+        size = next(n for n in sizes if str(n) == unknown)
+        before, self._pending = self._pending, []
+        made = choice.finish(size)
+        after, self._pending = self._pending, before
+        is_one = isinstance(node.meta["val"], Tensor)
+        for old in [node] if is_one else list(node.users):
+            new = made[0 if is_one else old.args[1]]  # type: ignore[index]
+            new.meta = {**node.meta, "val": old.meta["val"], "unbacked_bindings": None}
+            old.replace_all_uses_with(new)
+        count = self._value(choice.count)
+        self._close()
+        self._steps.append(ReadNumber(count, unknown))
+        self._known.add(unknown)
+        if choice.refusal:
+            self._steps.append(Check(self._value(size >= 0), choice.refusal))
+        self._pending = after
+        return True
+
+    def results(self, node: Node) -> tuple[str, ...]:
+        """Names for the results of a call."""
+        values: Any = node.meta.get("val")
+        if node.target is with_effects:
+            values = values[1:]
+        if isinstance(values, (tuple, list)):
+            first = int(node.target is with_effects)
+            return tuple(
+                _result_name(_element(node, first + k), value)
+                for k, value in enumerate(tree_leaves(list(values)))
+            )
+        if isinstance(values, Tensor):
+            self._names[node] = f"%{node.name}"
+        return (_result_name(f"%{node.name}", values),) if values is not None else ()
+
+    def _take_sizes(self, node: Node) -> None:
+        """Names the sizes that a call's results decide."""
+        value = node.meta.get("val")
+        leaves = tree_leaves(value)
+        self._known.update(
+            str(leaf.node.expr)
+            for leaf in leaves
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat)) and leaf.node.expr.is_Symbol
+        )
+        if node.target in _READS:
+            self._known.update(_unbacked(value))
+        is_one = isinstance(value, Tensor)
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                buffer = f"%{node.name}" if is_one else _element(node, k)
+                for field_name, numbers in (("size", leaf.shape), ("stride", leaf.stride())):
+                    for dim, number in enumerate(numbers):
+                        self._take_size(buffer, field_name, dim, number)
+
+    def _take_size(self, buffer: str, field_name: Any, dim: int, number: Any) -> None:
+        """Names a symbol that is a number in a layout, or of which it is a multiple."""
+        expression = number.node.expr if isinstance(number, torch.SymInt) else None
+        free = [] if expression is None else list(expression.free_symbols)
+        if len(free) != 1 or str(free[0]) in self._known:
+            return
+        (unknown,) = free
+        factor = expression / unknown
+        if factor == 1:
+            self._steps.append(SizeOf(buffer, field_name, dim, str(unknown)))
+        elif factor.is_Integer:
+            whole = f"{buffer}.{field_name}{dim}"
+            quotient = HostNumber("floordiv", (symbol(whole), as_expr(int(factor))))
+            self._steps += [SizeOf(buffer, field_name, dim, whole), Compute(str(unknown), quotient)]
+        else:
+            return
+        self._known.add(str(unknown))
+
+    def function(self, node: Any) -> int:
+        """The number of the plan of a function among a call's arguments."""
+        return self.part_of(self.module_of(node))
+
+    def part_of(self, module: GraphModule) -> int:
+        """The number of a function's plan; a function of several calls has one."""
+        if module not in self._functions:
+            self._functions[module] = len(self._parts)
+            self._parts.append(Part(module, is_function=True))
+        return self._functions[module]
+
+    def module_of(self, node: Any) -> GraphModule:
+        """The graph of a function among a call's arguments."""
+        module = attribute_of(self._module, node)
+        assert isinstance(module, GraphModule)
+        return module
+
+    def values(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """The names of several tensors and numbers."""
+        return tuple(map(self._value, values))
+
+    def _host_step(self, node: Node, target: Any, args: Sequence[Any]) -> Step:
+        found = [leaf for leaf in tree_leaves(node.meta.get("val")) if leaf is not None]
+        inputs = [n.meta.get("val") for n in node.all_input_nodes]
+        tensors = [v for v in (*found, *tree_leaves(inputs)) if isinstance(v, Tensor)]
+        if not isinstance(target, OpOverload) or any(tensor.is_complex() for tensor in tensors):
             raise UnsupportedOp(
-                "a Triton kernel",
-                "Triton has no WebGPU backend",
-                "write it with PyTorch's operators, or leave it out of the graph",
+                str(target),
+                "it is no step of a plan",
+                "leave it out of the compiled function",
                 user_source(node),
             )
-        functions: dict[int, GraphModule] = {}
-        for inner in node.all_input_nodes:
-            if inner.op == "get_attr":
-                value = attribute_of(self._module, inner)
-                if isinstance(value, GraphModule):
-                    functions[self._slot(inner)] = value
-        self._steps.append(
-            Call(
-                target,
-                self._template(args),
-                self._template(dict(node.kwargs)),
-                functions,
-                self._slot(node),
-                self._calls[node],
-                tuple(
-                    leaf.dtype if isinstance(leaf, Tensor) else None
-                    for leaf in tree_leaves(node.meta.get("val"))
-                ),
-                has_token,
-            )
+        name: str = target.name()  # type: ignore[no-untyped-call]
+        on_device = _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1") or any(
+            tensor.device.type not in ("cpu", "meta") for tensor in tensors
+        )
+        names = self.results(node)
+        leaves = tree_leaves(node.meta.get("val"))[int(node.target is with_effects) :]
+        return HostStep(
+            str(target),
+            names,
+            tuple(self._argument(value, on_device) for value in args),
+            tuple((key, self._argument(v, on_device)) for key, v in node.kwargs.items()),
+            user_source(node),
+            on_device=on_device,
+            numbers=tuple(n for n, v in zip(names, leaves, strict=True) if n and _is_number(v)),
         )
 
-    def _template(self, value: Any) -> Any:
-        """Arguments or results with `Slot`s for tensors and `Number`s for numbers."""
-        if isinstance(value, Node):
-            if value.op == "get_attr":
-                constant = attribute_of(self._module, value)
-                if not isinstance(constant, GraphModule):
-                    return self._moved_constant(constant)
-                return Slot(self._slot(value))
-            known = value.meta.get("val")
-            if value in self._slots or not _is_number(known):
-                return Slot(self._slot(value))
-            return self._template(known)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return number_of(value)
-        if isinstance(value, torch.device):
-            return value if self._device is None else self._device
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self._template, value))
-        if isinstance(value, dict):
-            return {name: self._template(item) for name, item in value.items()}
-        return value
-
-    def _moved_constant(self, constant: Any) -> Any:
-        if isinstance(constant, Tensor) and self._device is not None:
-            return constant.to(self._device)
-        return constant
+    def _argument(self, value: Any, on_device: bool) -> Any:
+        """An argument of an operator as `lowering.fallback` encodes them."""
+        match value:
+            case Node() if _is_tensor(value):
+                return HostBuffer(self._value(value))
+            case Node():
+                return self._argument(value.meta.get("val"), on_device)
+            case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+                return number_of(value)
+            case torch.device():
+                return value.type if value.type == "cpu" or not on_device else "webgpu"
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return str(value)
+            case tuple() | list():
+                return tuple(self._argument(item, on_device) for item in value)
+            case str():
+                return f"'{value}"
+            case None | bool() | int() | float():
+                return value
+        raise UnsupportedOp(
+            "an operator between plans",
+            f"it takes an argument of type {type(value).__name__}",
+            "move the call out of the compiled function",
+        )
 
     # ---- parts
 
     def _close(self) -> None:
         """Makes a part of the nodes since the last call."""
         nodes, self._pending = self._pending, []
-        if not nodes:
-            return
         inside = set(nodes)
         wanted = [
             node
             for node in nodes
             if not _is_number(node.meta.get("val"))
-            and any(user not in inside for user in node.users)
+            and node not in self._tokens
+            and (node in self._asked or any(user not in inside for user in node.users))
+            and node.target is not aten.copy_.default
         ]
         effects = [node for node in nodes if node.target is aten.copy_.default or _acts(node)]
-        if not wanted and not effects:
-            return
-        self._steps.append(self._part(nodes, wanted, effects))
+        if wanted or effects:
+            self._part(nodes, wanted, effects)
 
-    def _part(self, nodes: Sequence[Node], wanted: Sequence[Node], effects: Sequence[Node]) -> Part:
+    def _part(self, nodes: Sequence[Node], wanted: Sequence[Node], effects: Sequence[Node]) -> None:
         needed = _needed((*wanted, *effects), set(nodes))
         nodes = [node for node in nodes if node in needed]
         inside = set(nodes)
@@ -400,6 +516,7 @@ class _Division:
             for node in nodes
             for source in node.all_input_nodes
             if source not in inside and _is_tensor(source) and source.op != "get_attr"
+            if source not in self._tokens
         }
         takes = list(outside)
         symbols = symbols_of([*nodes, *takes])
@@ -409,139 +526,146 @@ class _Division:
         copies: dict[Node, Any] = {}
         for node in takes:
             copies[node] = graph.placeholder(node.name)
-            copies[node].meta = {**node.meta, "val": self._moved(node.meta["val"])}
+            copies[node].meta = dict(node.meta)
         for name in integers:
             graph.placeholder(name).meta["val"] = symbols[name]
         if floats:
-            numbers = graph.placeholder("floats")
-            numbers.meta["val"] = self._fake((len(floats),), torch.float32)
+            device = next((n.meta["val"].device for n in takes), None)
+            with self._mode or nullcontext():
+                fake = torch.empty((len(floats),), dtype=torch.float32, device=device)
+            graph.placeholder("floats").meta["val"] = fake
 
         def inner(source: Node) -> Any:
             if source in copies:
                 return copies[source]
             if source.op == "get_attr":
                 copies[source] = graph.node_copy(source)
-                copies[source].meta["val"] = self._moved(source.meta.get("val"))
                 return copies[source]
+            if source in self._tokens:
+                return None
             return source.meta["val"]  # a number, of symbols
 
         for node in nodes:
-            args, kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
-            made = graph.call_function(node.target)  # type: ignore[arg-type]
-            made.args, made.kwargs = self._placed(args), self._placed(kwargs)
-            made.meta = {**node.meta, "val": tree_map(self._moved, node.meta.get("val"))}
-            copies[node] = made
+            copies[node] = made = graph.call_function(node.target)  # type: ignore[arg-type]
+            made.args, made.kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
+            made.meta = dict(node.meta)
         graph.output(()).args = (tuple(copies[node] for node in wanted),)
         module = GraphModule(self._module, graph)
         computed = self._host_numbers(module)
         take_numbers(module, computed)
-        return Part(
-            module,
-            tuple(self._slot(node) for node in takes),
-            tuple(integers),
-            tuple(floats),
-            tuple(map(number_of, computed)),
-            tuple(self._slot(node) for node in wanted),
-            frozenset(k for k, node in enumerate(takes) if node in self._static),
+        arguments = [*self.values(takes), *integers]
+        if floats:
+            arguments.append(f"%floats{len(self._steps)}")
+            self._steps.append(Floats(arguments[-1], tuple(floats)))
+        arguments += self.values(computed)
+        results = list(self.values(wanted))
+        for node in effects:
+            if node.target is aten.copy_.default and isinstance(node.args[0], Node):
+                changed = self._names[node.args[0]]
+                self._written[changed] = self._arguments.index(node.args[0])
+                results += [f"{changed}'"] * (f"{changed}'" not in results)
+        static = frozenset(k for k, node in enumerate(takes) if node in self._static)
+        places = {name: (len(takes) + len(integers), k) for k, name in enumerate(floats)}
+        self._steps.append(Run(len(self._parts), tuple(arguments), tuple(results)))
+        self._parts.append(Part(module, static, places))
+
+
+# ---- steps for PyTorch's operators
+
+
+def _cond(
+    to: _Division, node: Node, predicate: Any, then: Any, otherwise: Any, operands: Any = ()
+) -> Step:
+    condition, given = to.values([predicate])[0], to.values(operands)
+    return Branch(condition, to.function(then), to.function(otherwise), given, to.results(node))
+
+
+def _while_loop(
+    to: _Division, node: Node, condition: Any, body: Any, carried: Any, others: Any = (), *_: Any
+) -> Step:
+    given = to.values(carried), to.values(others)
+    return Loop(to.function(body), to.function(condition), None, *given, to.results(node))
+
+
+def _invoke(to: _Division, node: Node, function: Any, _: str, *operands: Any) -> Step:
+    return Run(to.function(function), to.values(operands), to.results(node))
+
+
+def _with_turns(build: Callable[..., Turns]) -> Callable[..., Step]:
+    """The step of a loop whose turns read or write rows of tensors."""
+
+    def step(to: _Division, node: Node, *args: Any) -> Step:
+        turns, names = build(to, node, *args), to.results(node)
+        asked = turns.condition
+        return Loop(
+            to.part_of(turns.body),
+            None if asked is None else to.part_of(asked),
+            None if turns.count is None else to.values([turns.count])[0],
+            to.values(turns.carried),
+            to.values(turns.others),
+            ("",) * (len(turns.carried) - len(names)) + names,
+            turns.stacked,
         )
 
-    def _placed(self, value: Any) -> Any:
-        """Arguments with the device that the part works on."""
-        if self._device is None:
-            return value
-        return tree_map_only(torch.device, lambda _: self._device, value)
-
-    def _moved(self, value: Any) -> Any:
-        """A fake tensor on the part's device, which shares memory with the same ones as before."""
-        if not isinstance(value, Tensor) or self._device is None:
-            return value
-        if not isinstance(value, FakeTensor):  # a constant
-            with self._mode or nullcontext():
-                return torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=self._device
-                )
-        with in_kernel_invocation_manager(value.fake_mode):
-            alias = aten.alias.default(value)
-        return FakeTensor(value.fake_mode, alias, self._device)
-
-    def _fake(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        with self._mode or nullcontext():
-            return torch.empty(sizes, dtype=dtype, device=self._device)
-
-    # ---- the life of values
-
-    def _last_uses(self, kept: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        last = {
-            slot: k
-            for k, step in enumerate(self._steps)
-            for slot in (*_needs(step)[0], *_gives(step))
-        }
-        found: list[list[int]] = [[] for _ in self._steps]
-        for slot, k in last.items():
-            if slot not in kept:
-                found[k].append(slot)
-        return tuple(map(tuple, found))
-
-    def _written(self) -> Iterable[int]:
-        for copy in self._module.graph.find_nodes(op="call_function", target=aten.copy_.default):
-            if copy.args[0] in self._slots:
-                yield self._slots[copy.args[0]]
+    return step
 
 
-def _needs(step: Step) -> tuple[list[int], set[str]]:
-    """The slots and the symbols that a step reads."""
-    match step:
-        case Part():
-            return list(step.takes), {*step.symbols, *step.floats, *_in_template(step.numbers)[1]}
-        case Call():
-            return _in_template((step.arguments, step.keywords))
-        case Pick():
-            return [step.source], set()
-        case Check():
-            return _in_template(step.condition)
+_STEPS: dict[Any, Callable[..., Step]] = {
+    higher_order.cond: _cond,
+    higher_order.while_loop: _while_loop,
+    higher_order.invoke_subgraph: _invoke,
+    **{target: _with_turns(build) for target, build in turns.operators().items()},
+}
+"""By the operator, what makes its step: of the division, the node, and its arguments."""
 
 
-def _gives(step: Step) -> tuple[int, ...]:
-    """The slots of a step's results."""
-    match step:
-        case Part():
-            return step.gives
-        case Call() | Pick():
-            return (step.gives,)
-        case Check():
-            return ()
+def _input(name: str, value: Tensor) -> PlanBuffer:
+    """An argument; a complex one as a real one (…, 2)."""
+    sizes, strides = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride()))
+    if value.is_complex():
+        value = torch.view_as_real(value)
+        sizes, strides = (*sizes, as_expr(2)), (*(2 * stride for stride in strides), ONE)
+    dtype = dtype_of(value.dtype)
+    if dtype is None:
+        raise UnsupportedOp(
+            name, f"{value.dtype} tensors cannot be stored", "convert it before the call"
+        )
+    return PlanBuffer(
+        name, "input", dtype, sizes, strides, ZERO, layout_nbytes(dtype, sizes, strides)
+    )
 
 
-def _in_template(value: Any) -> tuple[list[int], set[str]]:
-    leaves = tree_leaves(value)
-    names = (name for leaf in leaves if isinstance(leaf, Number) for name in leaf.names)
-    return [leaf.index for leaf in leaves if isinstance(leaf, Slot)], set(names)
+def _element(node: Node, position: Any) -> str:
+    return f"%{node.name}.{position}"
 
 
-def verify_divided(divided: Divided) -> None:
-    """Raises VerificationError where something is read before it is there, or after its end."""
-    calls = [step for step in divided.steps if isinstance(step, Call)]
-    slots = {slot for slot in divided.arguments if slot is not None}
-    slots.update(slot for call in calls for slot in call.functions)
-    names = set(divided.symbols)
-
-    def require(what: str, needed: tuple[list[int], set[str]]) -> None:
-        missing = [*sorted(set(needed[0]) - slots), *sorted(needed[1] - names)]
-        if missing:
-            raise VerificationError(f"{what} of a graph in parts: {missing} is not there")
-
-    for k, step in enumerate(divided.steps):
-        require(f"step {k}", _needs(step))
-        slots.update(_gives(step))
-        slots.difference_update(divided.last_uses[k])
-        if isinstance(step, Call):
-            names.update(step.symbols)
-    require("the results", _in_template(divided.returns))
+def _result_name(name: str, value: Any) -> str:
+    """The name of a result: that of a symbol, if it is one; "" for what nobody can need."""
+    if isinstance(value, Tensor):
+        return name
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return str(value.node.expr) if value.node.expr.is_Symbol else name
+    return ""
 
 
-def format_divided(divided: Divided) -> str:
-    """The steps, for a person to read."""
-    return "\n".join([*map(str, divided.steps), f"return {divided.returns}"])
+def _tokens(graph: Graph) -> set[Node]:
+    """What says in which order operators with effects run: nothing that is computed."""
+    found: set[Node] = set()
+    for node in graph.find_nodes(op="call_function", target=with_effects):
+        found.add(node.args[0])
+        found.update(n for n in node.users if n.target is operator.getitem and n.args[1] == 0)
+    return found
+
+
+def _written_to(item: Any) -> Any:
+    """The argument that a result is after it has been written; any other one as it is."""
+    is_write = isinstance(item, Node) and item.target is aten.copy_.default
+    return item.args[0] if is_write else item
+
+
+def _is_complex(item: Any) -> bool:
+    value = item.meta.get("val") if isinstance(item, Node) else None
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _is_tensor(node: Node) -> bool:
@@ -568,18 +692,22 @@ def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:
     return found
 
 
-def _getter(path: Any) -> Callable[[Any], Any]:
-    def get(result: Any) -> Any:
-        for key in path:
-            result = key.get(result)
-        return result
+def verify_divided(divided: Divided) -> None:
+    """Raises VerificationError where a step reads what is not there."""
+    known = {"", *divided.plan.buffers}
+    known.update(symbols_of_plan(replace(divided.plan, steps=(), outputs=())))
+    known.update(s.name for i in divided.plan.inputs for s in symbols_in(i.size))
+    for step in divided.plan.steps:
+        reads, made = names_of(step)
+        missing = set(reads) - known
+        if missing:
+            raise VerificationError(f"{divided.plan.name}: {step} reads {sorted(missing)}")
+        known.update(made)
+    missing = {output.buffer or "" for output in divided.plan.outputs} - known
+    if missing:
+        raise VerificationError(f"{divided.plan.name} returns {sorted(missing)}")
 
-    return get
 
-
-def _leaf_getter(leaf: int) -> Callable[[Any], Any]:
-    return lambda result: tree_leaves(result)[leaf]
-
-
-def _size_getter(leaf: int, dim: int) -> Callable[[Any], int]:
-    return lambda result: int(tree_leaves(result)[leaf].shape[dim])
+def format_divided(divided: Divided) -> str:
+    """The steps, for a person to read."""
+    return "\n".join([*map(str, divided.plan.steps), f"return {divided.plan.outputs}"])

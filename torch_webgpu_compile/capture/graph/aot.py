@@ -17,9 +17,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ...captured import CapturedGraph, Phase
-from ...errors import UnsupportedOp
+from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
+from ...plan.model import Plan, PlanOutput
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -28,9 +29,9 @@ from ...torch_private import (
     is_traceable_wrapper_subclass,
     min_cut_rematerialization_partition,
 )
-from ..control_flow.divided import DividedGraph, Place
+from ..control_flow.compose import Planned, compose
 from ..control_flow.numbers import WithNumbers
-from ..control_flow.parts import Call, HostNumbers, Part, calls_between
+from ..control_flow.parts import HostNumbers, Part, calls_between
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..patches import fusible_operators, own_rules, region_schemas
@@ -56,6 +57,7 @@ _REFUSE = on_fallback("error")
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
+PlanMaker = Callable[[CapturedGraph, Phase], Plan]
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Hooks:
     Attributes:
         on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
-        gpu: gives the place where a graph of CPU tensors works that has to be divided; None where
-            its tensors are.
+        plan: makes a plan of a part of a graph.
+        composed: makes a function of a composed plan.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
         fill: gives tensors the contents that compiled graphs kept elsewhere for a backward graph,
             before something else reads them.
@@ -75,7 +77,8 @@ class Hooks:
 
     on_host: OnFallback = _REFUSE
     on_whole: Callable[[BoxedFunction], None] = lambda compiled: None
-    gpu: Callable[[], Place | None] = lambda: None
+    plan: PlanMaker | None = None
+    composed: Callable[[Plan, Phase, frozenset[int]], BoxedFunction] | None = None
     host_numbers: HostNumbers = lambda module: ()
     fill: Callable[[Iterable[Any]], None] = lambda values: None
     shows: Callable[[str], bool] = lambda name: False
@@ -120,8 +123,6 @@ class GraphCapture:
         refused: why PyTorch runs the graphs of a joint one.
         is_random: whether the joint graph draws random numbers.
         may_run_again: whether Dynamo's graph gives the same results when it is run once more.
-        backward_is_divided: whether no one plan can hold the backward graph.
-        kept_at: where graphs in parts have what is saved for a backward graph.
         static: positions of the forward graph's arguments that are parameters and buffers.
         direct: the inference graph, if Dynamo can call it without AOTAutograd's wrappers.
         parts: what gives its arguments, if those of Dynamo's graph have parts.
@@ -141,8 +142,7 @@ class GraphCapture:
         self.seconds: Mapping[str, float] = {}
         self.texts: Mapping[str, str] = {}
         self.refused: Reason | None = None
-        self.is_random = self.may_run_again = self.backward_is_divided = False
-        self.kept_at: Place | None = None
+        self.is_random = self.may_run_again = False
         self.static: frozenset[int] = frozenset()
         self.direct: BoxedFunction | None = None
         self.parts: _Parts | None = None
@@ -195,9 +195,7 @@ class GraphCapture:
         self.is_random = any(map(is_random, graph.graph.nodes))
         self._rewrite(graph, passes.TRACED, passes.JOINT)
         with fusible_operators.install():
-            halves = min_cut_rematerialization_partition(graph, *arguments, **keywords)
-        self.backward_is_divided = bool(calls_between(halves[1].graph))
-        return halves
+            return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
     def compile_forward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
         """A graph that also gives what the backward graph takes."""
@@ -211,10 +209,7 @@ class GraphCapture:
             metadata.bw_donated_idxs = []
             self.may_run_again = _may_run_again(metadata)
         phase = Phase("forward", _saved_outputs(graph), counted=_counted())
-        draft = _with_calls(self._draft(graph, phase, self.static))
-        is_divided = self.backward_is_divided or draft.calls
-        self.kept_at = self._hooks.gpu() if is_divided else None
-        return self._compile_phase(draft)
+        return self._compile_phase(_with_calls(self._draft(graph, phase, self.static)))
 
     def compile_backward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
         """A graph that takes what the forward graph saved, and gradients."""
@@ -245,82 +240,114 @@ class GraphCapture:
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
         on_host = _results_on_host(draft.module, draft.phase.saved)
-        draft = passes.run(draft, self._state, passes.PHASE)
+        whole = runnable(draft.module)
         compiled: BoxedFunction
-        # Parts give and take tensors of that place: both graphs have some, or neither.
-        if self.kept_at is not None or draft.calls:
-            place = self._hooks.gpu() if self.kept_at is None else self.kept_at
-            compiled = self._compile_parts(
-                passes.run(replace(draft, place=place), self._state, passes.SEVERAL)
-            )
-        else:
-            compiled = self._compile_whole(draft)
-        if draft.views.views:
-            compiled = with_views(compiled, draft.views)
+        try:
+            draft = passes.run(draft, self._state, passes.PHASE)
+            compile_draft = self._compile_composed if draft.calls else self._compile_whole
+            compiled = compile_draft(draft)
+            if draft.views.views:
+                compiled = with_views(compiled, draft.views)
+        except OutOfMemoryError as error:
+            # Dynamo would wrap it in an error of its own: calls raise it instead.
+            compiled = _raising(str(error))
+        except Exception as error:
+            if not leaves_to_pytorch(error):
+                raise
+            reason = reason_of(error, whole)
+            try:
+                self._reported(reason)
+            except UnsupportedOp:
+                raise error from None
+            compiled = Uncompiled(whole, reason)
         if on_host:
             compiled = _on_host(compiled, on_host)
-        is_ours = not isinstance(compiled, (Uncompiled, DividedGraph))
+        is_ours = not isinstance(compiled, Uncompiled)
         if draft.phase.name == "backward" and not is_ours:
             compiled = _filling(compiled, self._hooks.fill)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
     def _compile_whole(self, draft: Draft) -> BoxedFunction:
-        """A graph that a plan may hold; PyTorch runs one that none can."""
-        unchanged = runnable(draft.module, draft.captured.numbers)
+        """A graph that a plan of kernels may hold."""
         placeholders = draft.module.graph.find_nodes(op="placeholder")
-        try:
-            draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
-            compiled = self._compile_graph(draft.captured, draft.phase)
-            return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
-        except Exception as error:
-            if not leaves_to_pytorch(error):
-                raise
-            reason = reason_of(error, unchanged)
-            try:
-                self._reported(reason)
-            except UnsupportedOp:
-                raise error from None
-            return Uncompiled(unchanged, reason, draft.device)
+        draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
+        compiled = self._compile_graph(draft.captured, draft.phase)
+        return WithNumbers(compiled, placeholders, draft.numbers) if draft.numbers else compiled
 
-    def _compile_parts(self, draft: Draft) -> DividedGraph:
-        """A graph that was divided, whose parts and functions are compiled one by one."""
+    def _compile_composed(self, draft: Draft) -> BoxedFunction:
+        """A graph that is divided."""
+        assert self._hooks.composed is not None
+        static = draft.captured.static_inputs
+        draft = passes.run(draft, self._state, passes.SEVERAL)
+        plan, divided = self._compose(draft), draft.divided
+        assert divided is not None
+        outputs = list(plan.outputs)
+        for result, _ in divided.forwarded:
+            outputs[result] = PlanOutput()
+        phase = replace(
+            draft.phase,
+            forwarded=divided.forwarded,
+            saved=draft.phase.saved - {result for result, _ in divided.forwarded},
+            complex_inputs=divided.complex_inputs,
+            complex_outputs=divided.complex_outputs,
+        )
+        return self._hooks.composed(replace(plan, outputs=tuple(outputs)), phase, static)
+
+    def _compose(self, draft: Draft) -> Plan:
+        """The plan of a graph that was divided, whose parts are compiled one by one."""
         divided = draft.divided
         assert divided is not None
-        parts: list[BoxedFunction] = []
-        functions: dict[int, BoxedFunction] = {}
-        known: dict[int, BoxedFunction] = {}  # a repeated block is one function of many calls
-        for k, step in enumerate(divided.steps):
-            name = f"{draft.captured.name}_{k}"
-            if isinstance(step, Part):
-                part = _part(draft, name, step.module, step.static)
-                captured = replace(part.captured, numbers=step.float_places)
-                parts.append(self._compile_whole(replace(part, captured=captured)))
-            elif isinstance(step, Call):
-                for slot, function in step.functions.items():
-                    if id(function) not in known:
-                        inner = _part(draft, f"{name}_{len(known)}", function)
-                        known[id(function)] = self._compile_function(inner)
-                    functions[slot] = known[id(function)]
-        return DividedGraph(
-            divided, parts, functions, draft.place, draft.phase.counted, draft.phase.saved
-        )
+        planned = []
+        for k, part in enumerate(divided.parts):
+            inner = _part(draft, f"{draft.captured.name}_{k}", part)
+            planned.append(self._function(inner) if part.is_function else self._plan(inner))
+        return compose(divided, planned)
 
-    def _compile_function(self, draft: Draft) -> BoxedFunction:
-        """A function that a loop or a branch calls, whose results stay where it works."""
+    def _function(self, draft: Draft) -> Planned:
+        """The plan of a function that a loop or a branch calls."""
         draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
+        graph = draft.module.graph
+        results: Any = graph.output_node().args[0]
+        if isinstance(results, Node):  # of a condition
+            graph.output_node().args = (results := (results,),)
+        ends = [*graph.find_nodes(op="placeholder"), *results]
+        values = [end.meta.get("val") if isinstance(end, Node) else end for end in ends]
+        is_plain = all(isinstance(v, (torch.Tensor, torch.SymInt, int, type(None))) for v in values)
+        if not draft.calls and is_plain and not any(map(is_random, graph.nodes)):
+            return self._plan(draft)
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        assert draft.divided is not None
-        stays = replace(draft.divided, devices=(None,) * len(draft.divided.devices))
-        return self._compile_parts(replace(draft, divided=stays))
+        return Planned(self._compose(draft), Phase("inference"))
+
+    def _plan(self, draft: Draft) -> Planned:
+        """The plan of kernels of a part."""
+        assert self._hooks.plan is not None
+        draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
+        if draft.numbers:
+            raise UnsupportedOp("symbolic size", "no argument of a part gives it", "")
+        return Planned(self._hooks.plan(draft.captured, draft.phase), draft.phase)
 
 
-def _part(
-    draft: Draft, name: str, module: GraphModule, static: frozenset[int] = frozenset()
-) -> Draft:
+def _part(draft: Draft, name: str, part: Part) -> Draft:
     """A part or a function of a graph that was divided."""
-    captured = replace(draft.captured, name=name, module=module, static_inputs=static)
-    return Draft(captured, Phase("inference", lazy=_lazy(module)), place=draft.place)
+    captured = replace(
+        draft.captured,
+        name=name,
+        module=part.module,
+        static_inputs=part.static,
+        numbers=part.floats,
+    )
+    return Draft(captured, Phase("inference"))
+
+
+def _raising(text: str) -> BoxedFunction:
+    """A graph that no GPU memory is large enough for."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        arguments.clear()
+        raise OutOfMemoryError(text)
+
+    return call
 
 
 def _with_calls(draft: Draft) -> Draft:

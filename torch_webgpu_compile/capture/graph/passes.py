@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ...captured import CapturedGraph, Phase
 from ...errors import VerificationError
@@ -24,10 +24,9 @@ from ...options import resolve
 from ...passes import Form, Pass
 from ...torch_private import OpOverload, TracingContext
 from ..complex_numbers.separation import separate_graph
-from ..control_flow.divided import Place
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import take_numbers
-from ..control_flow.parts import Calls, Divided, HostNumbers, divide, format_divided, verify_divided
+from ..control_flow.parts import Divided, HostNumbers, divide, format_divided, verify_divided
 from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
@@ -42,7 +41,6 @@ class Draft:
     Attributes:
         captured, phase: as they are so far.
         calls: what divides the graph; see `divide`.
-        place: where its parts work, if that is not where the graph's tensors are.
         views: results that the caller makes of the arguments, which are no longer in the graph.
         numbers: integers that the caller computes of the arguments, which are the graph's last.
         divided: the graph in parts.
@@ -50,8 +48,7 @@ class Draft:
 
     captured: CapturedGraph
     phase: Phase
-    calls: Calls = field(default_factory=dict)
-    place: Place | None = None
+    calls: frozenset[Node] = frozenset()
     views: ArgumentViews = _NO_VIEWS
     numbers: tuple[torch.SymInt, ...] = ()
     divided: Divided | None = None
@@ -60,11 +57,6 @@ class Draft:
     def module(self) -> GraphModule:
         """The FX graph."""
         return self.captured.module
-
-    @property
-    def device(self) -> torch.device | None:
-        """That of ``place``."""
-        return None if self.place is None else self.place.device
 
 
 @dataclass(frozen=True)
@@ -109,9 +101,9 @@ def _take_views(draft: Draft, state: State) -> Draft:
 
 
 def _divide(draft: Draft, state: State) -> Draft:
-    static, device = draft.captured.static_inputs, draft.device
-    parts = divide(draft.module, draft.calls, static, device, state.host_numbers)
-    return replace(draft, divided=parts)
+    captured = draft.captured
+    given = captured.module, captured.name, draft.calls, captured.static_inputs
+    return replace(draft, divided=divide(*given, state.host_numbers))
 
 
 def _take_numbers(draft: Draft, state: State) -> Draft:

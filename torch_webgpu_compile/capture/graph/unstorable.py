@@ -9,21 +9,18 @@ rounded float.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
-from ...torch_private import _LazyGraphModule, tree_leaves, tree_map
-from ..control_flow.numbers import Number, number_of
+from ...torch_private import _LazyGraphModule, tree_leaves
 from ..fx_graphs import values_of
 
 _DTYPES = frozenset(
@@ -102,40 +99,12 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     return None if value.dtype in _DTYPES else value.dtype
 
 
-def runnable(graph: GraphModule, floats: Mapping[str, tuple[int, int]]) -> GraphModule:
-    """A copy of a graph that PyTorch can run: numbers in it are computed of its arguments.
-
-    A part of a divided graph has symbolic numbers themselves among its nodes' arguments.
-
-    Args:
-        floats: `CapturedGraph.numbers`.
-    """
+def runnable(graph: GraphModule) -> GraphModule:
+    """A copy of a graph, for PyTorch to run."""
     copy = Graph()
     copies: dict[Node, Node] = {}
-    numbers: dict[str, Node] = {}
-
-    def number(value: Any) -> Any:
-        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return value
-        made = number_of(value)
-        if isinstance(made, Number) and all(name in numbers for name in made.names):
-            return copy.call_function(made.compute, tuple(numbers[name] for name in made.names))
-        return value
-
     for node in graph.graph.nodes:
-        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
-        if node.op == "call_function":
-            args, kwargs = tree_map(number, (args, kwargs))
-        made = copies[node] = copy.create_node(node.op, node.target, (), {}, node.name)
-        made.args, made.kwargs, made.meta = args, kwargs, dict(node.meta)
-        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), torch.SymInt):
-            numbers[str(value.node.expr)] = made
-        if node.op == "placeholder":
-            position = len(copies) - 1
-            for name, (argument, k) in floats.items():
-                if argument == position:
-                    element = copy.call_function(operator.getitem, (made, k))
-                    numbers[name] = copy.call_method("item", (element,))
+        copies[node] = copy.node_copy(node, copies.__getitem__)
     return _LazyGraphModule(graph, copy)  # few of them will be called
 
 
@@ -146,18 +115,12 @@ class Uncompiled:
 
     Args:
         graph: with real tensors as its constants.
-        device: where its arguments are, if that is not where the constants are.
     """
 
-    def __init__(
-        self, graph: GraphModule, reason: Reason, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, graph: GraphModule, reason: Reason) -> None:
         self._boxed_call = True  # AOTAutograd's protocol; it copies what instances have
         self._graph = graph
         self._reason = reason
-        if device is not None:
-            for name, constant in list(graph.named_buffers(recurse=False)):
-                setattr(graph, name, constant.to(device))
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = tuple(arguments)

@@ -174,16 +174,14 @@ class Renderer:
     def _index(self, expr: Expr, dtype: DType) -> Text:
         """An index expression as a value: an int64, or an i32 (modulo 2³²) if that is asked for."""
         values = self.per_lane(expr)
-        if dtype is self.int64 and not self._is_narrow(expr):
+        if dtype is not self.int64:
+            codes = [f"i32({render_index(v, self.name_of)})" for v in values]
+        elif self._is_narrow(expr):
+            codes = [int64_of(render_index(v, self.name_of), dtype) for v in values]
+        else:
             codes = [
                 render_wide(expr, partial(substitute, values=env), self.name_of, dtype)
                 for env in self.lanes
-            ]
-        else:
-            is_wide = dtype is self.int64
-            codes = [
-                int64_of(code, dtype) if is_wide else f"i32({code})"
-                for code in (render_index(v, self.name_of) for v in values)
             ]
         if all(v is values[0] for v in values):
             return self.let(codes[0], 1, dtype)

@@ -1,4 +1,4 @@
-"""The nodes of `sorting_nodes` on NumPy arrays."""
+"""The nodes of `sorting_nodes` on NumPy, for `interpret`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Attention` and `AttentionGradient` on NumPy arrays.
+"""`Attention` and `AttentionGradient` on NumPy arrays, for `interpret`.
 
 Arrays have the axes of the nodes' ``spaces``, in order.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torch_webgpu_compile.ir.attention_nodes import Attention, AttentionGradient
+from .attention_nodes import Attention, AttentionGradient
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Array]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_webgpu_compile.ir.depthwise_nodes import ConvolutionWindows
+from .depthwise_nodes import ConvolutionWindows
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,241 @@
+"""Loops over rows of tensors as loops whose turns count, on the GPU, which row they are at.
+
+A turn of ``scan``, ``map`` and the like is given whole tensors and the number of the turn in one:
+it reads its row of each, and writes a row of each result in place. So a loop is the same turn again
+and again, on the same buffers, and nobody waits for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from ...torch_private import FakeTensorMode, _check, tree_map_only
+
+aten = torch.ops.aten
+
+_FIRST_ROWS = 8  # of a result that may get more rows
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A loop.
+
+    Attributes:
+        body, condition: graphs of what a turn, and the question before it, computes of ``carried``
+            and ``others``.
+        count: of the turns.
+        carried, others: FX nodes and numbers; the last of ``carried`` become the loop's results.
+        stacked: see `plan.model.Loop`.
+    """
+
+    body: GraphModule
+    carried: Sequence[Any]
+    others: Sequence[Any]
+    count: Any = None
+    condition: GraphModule | None = None
+    stacked: tuple[int, ...] = ()
+
+
+class Around(Protocol):
+    """The graph that has the loop."""
+
+    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
+        """A node before the loop."""
+
+    def module_of(self, node: Any) -> GraphModule:
+        """A function of the loop."""
+
+
+def scan(
+    to: Around, node: Node, step: Any, init: Sequence[Any], xs: Sequence[Node], others: Any = ()
+) -> Turns:
+    """``scan``; of no ``init`` it is ``map``."""
+    results = node.meta["val"][len(init) :]
+    stacks = [_stack(to, result) for result in results]
+    function = to.module_of(step)
+    turn = _Turn(function, node)
+    carry, _, more = turn.divided(len(init), len(xs))
+    k = turn.count(to, 0)
+    state = [turn.like(value) for value in carry]
+    written = [turn.argument(stack.meta["val"]) for stack in stacks]
+    read = [turn.row(turn.argument(x.meta["val"])) for x in xs]
+    rest = [turn.like(value) for value in more]
+    made = turn.inline(function, [*state, *read, *rest])
+    for stack, row in zip(written, made[len(init) :], strict=True):
+        turn.write(stack, row)
+    body = turn.module(function, made[: len(init)])
+    count = xs[0].meta["val"].shape[0]
+    return Turns(body, [k, *init, *stacks], [*xs, *others], count)
+
+
+def map_rows(to: Around, node: Node, function: Any, xs: Sequence[Node], others: Any = ()) -> Turns:
+    """``map``."""
+    return scan(to, node, function, (), xs, others)
+
+
+def associative_scan(
+    to: Around, node: Node, combine: Any, xs: Sequence[Node], others: Any = ()
+) -> Turns:
+    """``associative_scan``, one element after the other: the first row is there before."""
+    first = [to.emit(aten.select.int, x, 0, 0) for x in xs]
+    stacks = [
+        to.emit(aten.select_scatter.default, _stack(to, result), row, 0, 0)
+        for result, row in zip(node.meta["val"], first, strict=True)
+    ]
+    function = to.module_of(combine)
+    turn = _Turn(function, node)
+    left, _, more = turn.divided(len(xs), len(xs))
+    k = turn.count(to, 1)
+    state = [turn.like(value) for value in left]
+    written = [turn.argument(stack.meta["val"]) for stack in stacks]
+    read = [turn.row(turn.argument(x.meta["val"])) for x in xs]
+    rest = [turn.like(value) for value in more]
+    made = turn.inline(function, [*state, *read, *rest])
+    for stack, row in zip(written, made, strict=True):
+        turn.write(stack, row)
+    body = turn.module(function, made)
+    count = xs[0].meta["val"].shape[0] - 1
+    return Turns(body, [k, *first, *stacks], [*xs, *others], count)
+
+
+def while_loop_stacked(
+    to: Around, node: Node, condition: Any, body: Any, carried: Sequence[Any], others: Any = ()
+) -> Turns:
+    """``while_loop_stack_output``: how many rows there will be, nobody knows before."""
+    stacks = []
+    for value in carried:
+        fake = value.meta["val"]
+        options = {"dtype": fake.dtype, "device": fake.device}
+        rows = to.emit(aten.empty.memory_format, [_FIRST_ROWS, *fake.shape], **options)
+        stacks.append(to.emit(aten.select_scatter.default, rows, value, 0, 0))
+    modules = []
+    for function, is_body in ((to.module_of(condition), False), (to.module_of(body), True)):
+        turn = _Turn(function, node)
+        state, _, more = turn.divided(len(carried), 0)
+        k = turn.count(to, 0) if is_body else turn.count(None, 0)
+        given = [turn.like(value) for value in state]
+        written = [turn.argument(turn.with_some_rows(s.meta["val"])) for s in stacks]
+        made = turn.inline(function, [*given, *[turn.like(value) for value in more]])
+        if is_body:
+            for stack, row in zip(written, made, strict=True):
+                turn.write(stack, row)
+            first = k
+        modules.append(turn.module(function, made, counts=is_body))
+    places = range(1 + len(carried), 1 + 2 * len(carried))
+    return Turns(modules[1], [first, *carried, *stacks], others, None, modules[0], tuple(places))
+
+
+def _stack(to: Around, like: Tensor) -> Node:
+    """Memory for a result, of which each turn writes a row."""
+    return to.emit(
+        *(aten.empty_strided.default, list(like.shape), list(like.stride())),
+        dtype=like.dtype,
+        device=like.device,
+    )
+
+
+class _Turn:
+    """The graph of one turn, in the making.
+
+    Args:
+        function: of the loop.
+        node: the loop.
+    """
+
+    def __init__(self, function: GraphModule, node: Node) -> None:
+        self._graph = Graph()
+        self._given = function.graph.find_nodes(op="placeholder")
+        leaf = next(v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), Tensor))
+        self._device = leaf.device
+        self._mode: FakeTensorMode = leaf.fake_mode  # type: ignore[attr-defined]
+        self._number: Node
+        self._place: Node
+
+    def divided(self, carried: int, rows: int) -> tuple[list[Node], list[Node], list[Node]]:
+        """The function's arguments: carried, rows, and the others."""
+        end = carried + rows
+        return self._given[:carried], self._given[carried:end], self._given[end:]
+
+    def count(self, to: Around | None, first: int) -> Any:
+        """Takes the number of the turn; gives that of the first one."""
+        options = {"dtype": torch.int64, "device": self._device}
+        made = None if to is None else to.emit(aten.full.default, [], first, **options)
+        with self._mode:
+            self._number = self.argument(torch.empty((), dtype=torch.int64, device=self._device))
+        self._place = self.call(aten.unsqueeze.default, self._number, 0)
+        return made
+
+    def argument(self, value: Any) -> Node:
+        """One more argument of the turn."""
+        node = self._graph.placeholder(f"turn{len(self._graph.nodes)}")
+        node.meta["val"] = value
+        return node
+
+    def like(self, placeholder: Node) -> Node:
+        """An argument like one of the function's."""
+        return self.argument(placeholder.meta.get("val"))
+
+    def with_some_rows(self, stack: Tensor) -> Tensor:
+        """A tensor like this one, with a number of rows that is not known."""
+        env = self._mode.shape_env
+        assert env is not None
+        rows = env.create_unbacked_symint()
+        _check(rows >= 1)  # type: ignore[no-untyped-call]
+        with self._mode:
+            return torch.empty((rows, *stack.shape[1:]), dtype=stack.dtype, device=stack.device)
+
+    def call(self, operation: Any, *args: Any) -> Node:
+        """A call of an operator."""
+        node = self._graph.create_node("call_function", operation, args)
+        with self._mode:
+            node.meta["val"] = operation(*tree_map_only(Node, lambda n: n.meta["val"], args))
+        return node
+
+    def row(self, tensor: Node) -> Node:
+        """The turn's row."""
+        rows = self.call(aten._unsafe_index.Tensor, tensor, [self._place])
+        return self.call(aten.squeeze.dim, rows, 0)
+
+    def write(self, stack: Node, row: Any) -> None:
+        """Writes the turn's row."""
+        rows = self.call(aten.unsqueeze.default, row, 0)
+        made = self.call(aten._unsafe_index_put.default, stack, [self._place], rows)
+        self.call(aten.copy_.default, stack, made)
+
+    def inline(self, function: GraphModule, arguments: Sequence[Node]) -> list[Any]:
+        """The function's results, computed in this graph."""
+        copies = dict(zip(self._given, arguments, strict=True))
+        for node in function.graph.nodes:
+            if node.op == "output":
+                found = tree_map_only(Node, copies.__getitem__, node.args[0])
+                return list(found) if isinstance(found, (tuple, list)) else [found]
+            if node.op != "placeholder":
+                copies[node] = self._graph.node_copy(node, copies.__getitem__)
+        raise ValueError("a graph without an output")
+
+    def module(self, root: GraphModule, results: Sequence[Any], counts: bool = True) -> GraphModule:
+        """The graph, which gives the number of the next turn and these."""
+        following = [self.call(aten.add.Tensor, self._number, 1)] if counts else []
+        self._graph.output((*following, *results))
+        return GraphModule(root, self._graph)
+
+
+def operators() -> dict[Any, Callable[..., Turns]]:
+    """The operators whose turns read or write rows, as far as this PyTorch has them."""
+    known: dict[str, Callable[..., Turns]] = {
+        "scan": scan,
+        "map_impl": map_rows,
+        "associative_scan": associative_scan,
+        "while_loop_stack_output": while_loop_stacked,
+    }
+    found = {getattr(torch.ops.higher_order, name, None): build for name, build in known.items()}
+    return {operator: build for operator, build in found.items() if operator is not None}
+
+
+__all__ = ["Turns", "operators"]
