@@ -10,7 +10,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, cast
+from ..ir.scalar import Index, Scalar, apply, cast, where
 from ..symbolic.sizes import Expr, IntLike, as_expr
 from .builder import Builder, operand
 from .promotion import compute_dtype
@@ -121,3 +121,30 @@ def _integer(value: NumberLike) -> IntLike:
 def lower_iota(builder: Builder, length: IntLike, **options: Any) -> Value:
     """``start + k · step`` for ``length`` positions k; 0 and 1 where they are not given."""
     return _arange(builder, options.get("start", 0), options.get("step", 1))
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def lower_eye(builder: Builder, *arguments: Any, **options: Any) -> Value:
+    """1 on the main diagonal of a matrix, 0 elsewhere."""
+    out = builder.out
+    row, column = positions(out.sizes)
+    equal = apply("eq", Index(row), Index(column))
+    return Value(out.dtype, out.sizes, cast(equal, out.dtype))
+
+
+@lowers(aten.tril.default)
+def lower_tril(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    """[…, m, n] with 0 where column > row + diagonal."""
+    return _triangle(builder, self, "le", diagonal)
+
+
+@lowers(aten.triu.default)
+def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+    """[…, m, n] with 0 where column < row + diagonal."""
+    return _triangle(builder, self, "ge", diagonal)
+
+
+def _triangle(builder: Builder, value: Value, comparison: str, diagonal: IntLike) -> Value:
+    row, column = positions(value.sizes)[-2:]
+    keep = apply(comparison, Index(column), Index(row + diagonal))
+    return builder.pointwise(where(keep, value.body, 0), value.sizes)
