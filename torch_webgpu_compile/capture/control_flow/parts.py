@@ -448,9 +448,12 @@ class _Division:
                 "leave it out of the compiled function",
                 user_source(node),
             )
+        # The device has an implementation of each of PyTorch's operators, and of some others.
         name: str = target.name()  # type: ignore[no-untyped-call]
-        on_device = _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1") or any(
-            tensor.device.type not in ("cpu", "meta") for tensor in tensors
+        on_device = (
+            target.namespace == "aten"
+            or _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+            or any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
         )
         names = self.results(node)
         leaves = tree_leaves(node.meta.get("val"))[int(node.target is with_effects) :]
