@@ -301,7 +301,7 @@ class GraphCapture:
         assert divided is not None
         for step in divided.plan.steps:
             if isinstance(step, HostStep) and not step.on_device:
-                self._hooks.on_host(step.target, "", step.source, NO_IMPLEMENTATION)
+                self._hooks.on_host(step.target, "any dtype", step.source, NO_IMPLEMENTATION)
         planned = []
         for k, part in enumerate(divided.parts):
             inner = _part(draft, f"{draft.captured.name}_{k}", part)
