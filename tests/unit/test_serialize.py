@@ -133,7 +133,7 @@ def make_composed():
         ReadNumber("a", "n"),
         Check("n", "n is 0"),
         Compute("half", half),
-        Branch("n", 0, 0, ("a",), ("b",)),
+        Branch("n", (0, 0), ("a",), ("b",)),
         Loop(1, None, "half", ("b",), ("a",), ("c",), (0,)),
         Loop(0, 0, None, ("c",), (), ("d",)),
         HostStep("aten.nonzero.default", ("e",), (HostBuffer("d"), n, half), (), "", (), True),

@@ -90,7 +90,7 @@ def _nested(plan: Plan, step: Step) -> list[str]:
         case Run(number):
             numbers = [number]
         case Branch():
-            numbers = [step.then, step.otherwise]
+            numbers = [*step.plans]
         case Loop():
             numbers = [step.body, *(() if step.condition is None else (step.condition,))]
         case _:

@@ -283,17 +283,17 @@ class Run(_Between):
 
 @dataclass(frozen=True, slots=True)
 class Branch(_Between):
-    """Run one of two nested plans.
+    """Run one of several nested plans.
 
     Attributes:
-        condition: a number, or a tensor of one element, for which the step waits.
-        then, otherwise: indices into `Plan.plans`, for a condition that is not 0, and one that is.
+        index: a number, or a tensor of one element, for which the step waits: the position of the
+            plan to run. A truth is 1.
+        plans: indices into `Plan.plans`.
         arguments, results: as of `Run`.
     """
 
-    condition: str
-    then: int
-    otherwise: int
+    index: str
+    plans: tuple[int, ...]
     arguments: tuple[str, ...]
     results: tuple[str, ...]
 
@@ -385,7 +385,7 @@ def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
         case Run():
             return step.arguments, step.results
         case Branch():
-            return (step.condition, *step.arguments), step.results
+            return (step.index, *step.arguments), step.results
         case Loop():
             count = () if step.count is None else (step.count,)
             return (*count, *step.carried, *step.others), step.results

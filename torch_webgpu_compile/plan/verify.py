@@ -444,7 +444,8 @@ class _ComposedVerifier(_Verifier):
             case Run():
                 self._call(step.plan, step.arguments, len(step.results))
             case Branch():
-                for plan in (step.then, step.otherwise):
+                self._require(bool(step.plans), "a choice of nothing")
+                for plan in step.plans:
                     self._call(plan, step.arguments, len(step.results))
             case Loop():
                 given = (*step.carried, *step.others)
@@ -488,9 +489,10 @@ class _ComposedVerifier(_Verifier):
             case Run(number):
                 return self._gives[number]
             case Branch():
-                same = self._gives[step.then] == self._gives[step.otherwise]
+                first, *others = (self._gives[plan] for plan in step.plans)
+                same = all(other == first for other in others)
                 self._require(same, "branches have results of other kinds")
-                return self._gives[step.then]
+                return first
             case Loop():
                 kinds = [name in self._numbers for name in step.carried]
                 self._require(kinds == self._gives[step.body], "turns give other kinds of values")

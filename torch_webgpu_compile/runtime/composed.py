@@ -189,8 +189,10 @@ class ComposedExecutor:
                     made = self._call(step.plan, step.arguments, values)
                     values.update(zip(step.results, made, strict=True))
                 case Branch():
-                    chosen = step.then if self._number(values[step.condition]) else step.otherwise
-                    made = self._call(chosen, step.arguments, values)
+                    position = int(self._number(values[step.index]))
+                    if not 0 <= position < len(step.plans):
+                        raise RuntimeError(f"there is no branch {position} of {len(step.plans)}")
+                    made = self._call(step.plans[position], step.arguments, values)
                     values.update(zip(step.results, made, strict=True))
                 case Loop():
                     values.update(zip(step.results, self._loop(step, values), strict=True))

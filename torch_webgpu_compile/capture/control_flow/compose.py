@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...captured import Phase
-from ...plan.model import Plan, PlanOutput, Run, Seeds, Step
+from ...plan.model import Branch, Loop, Plan, PlanOutput, Run, Seeds, Step
 from .parts import Divided
 
 
@@ -69,8 +68,13 @@ def _with_forwarded(part: Planned) -> Plan:
 
 def _renumbered(step: Step, numbers: Sequence[int]) -> Step:
     """A step with the numbers of nested plans in place of those of parts."""
-    fields = ("plan", "then", "otherwise", "body", "condition")
-    found: dict[str, Any] = {name: getattr(step, name, None) for name in fields}
-    changes: Any = {name: numbers[k] for name, k in found.items() if type(k) is int}
-    renumbered: Step = replace(step, **changes)
-    return renumbered
+    match step:
+        case Run():
+            return replace(step, plan=numbers[step.plan])
+        case Branch():
+            return replace(step, plans=tuple(numbers[k] for k in step.plans))
+        case Loop():
+            condition = None if step.condition is None else numbers[step.condition]
+            return replace(step, body=numbers[step.body], condition=condition)
+        case _:
+            return step

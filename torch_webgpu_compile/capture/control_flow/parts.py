@@ -464,9 +464,12 @@ class _Division:
                 "leave it out of the compiled function",
                 user_source(node),
             )
+        # The device has an implementation of each of PyTorch's operators, and of some others.
         name: str = target.name()  # type: ignore[no-untyped-call]
-        on_device = _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1") or any(
-            tensor.device.type not in ("cpu", "meta") for tensor in tensors
+        on_device = (
+            target.namespace == "aten"
+            or _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+            or any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
         )
         names = self.results(node)
         leaves = tree_leaves(node.meta.get("val"))[int(node.target is with_effects) :]
@@ -592,8 +595,16 @@ class _Division:
 def _cond(
     to: _Division, node: Node, predicate: Any, then: Any, otherwise: Any, operands: Any = ()
 ) -> Step:
-    condition, given = to.values([predicate])[0], to.values(operands)
-    return Branch(condition, to.function(then), to.function(otherwise), given, to.results(node))
+    value = predicate.meta.get("val") if isinstance(predicate, Node) else predicate
+    if isinstance(value, Tensor) and value.dtype is not torch.bool:
+        predicate = to.emit(aten.ne.Scalar, predicate, 0)
+    return _switch(to, node, predicate, (otherwise, then), operands)
+
+
+def _switch(to: _Division, node: Node, index: Any, branches: Any, operands: Any = ()) -> Step:
+    chosen, *given = to.values([index, *operands])
+    plans = tuple(map(to.function, branches))
+    return Branch(chosen, plans, tuple(given), to.results(node))
 
 
 def _while_loop(
@@ -626,10 +637,21 @@ def _with_turns(build: Callable[..., Turns]) -> Callable[..., Step]:
     return step
 
 
+def _flex_gemm(to: _Division, node: Node, _: Any, function: Any, operands: Any, *__: Any) -> Step:
+    return Run(to.function(function), to.values(operands), to.results(node))
+
+
+def _known(**builders: Callable[..., Step]) -> dict[Any, Callable[..., Step]]:
+    """Operators that not every supported PyTorch has."""
+    found = {getattr(higher_order, name, None): build for name, build in builders.items()}
+    return {target: build for target, build in found.items() if target is not None}
+
+
 _STEPS: dict[Any, Callable[..., Step]] = {
     higher_order.cond: _cond,
     higher_order.while_loop: _while_loop,
     higher_order.invoke_subgraph: _invoke,
+    **_known(switch=_switch, flex_gemm=_flex_gemm),
     **{target: _with_turns(build) for target, build in turns.operators().items()},
 }
 """By the operator, what makes its step: of the division, the node, and its arguments."""

@@ -20,7 +20,8 @@ from ...captured import CapturedGraph, Phase
 from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
-from ...plan.model import Plan, PlanOutput
+from ...plan.model import HostStep, Plan, PlanOutput
+from ...torch_ops.foreign import NO_IMPLEMENTATION
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -298,6 +299,9 @@ class GraphCapture:
         """The plan of a graph that was divided, whose parts are compiled one by one."""
         divided = draft.divided
         assert divided is not None
+        for step in divided.plan.steps:
+            if isinstance(step, HostStep) and not step.on_device:
+                self._hooks.on_host(step.target, "any dtype", step.source, NO_IMPLEMENTATION)
         planned = []
         for k, part in enumerate(divided.parts):
             inner = _part(draft, f"{draft.captured.name}_{k}", part)
