@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ...torch_private import statically_known_true
+from ...torch_private import free_unbacked_symbols, statically_known_true
 
 aten = torch.ops.aten
 sym_ite: Callable[[Any, Any, Any], Any] = torch.sym_ite
@@ -165,13 +165,15 @@ def _bincount(to: Around, places: Node, weights: Any = None, minlength: int = 0)
 
 def _slice(
     to: Around, tensor: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Choice:
+) -> Choice | None:
     """Bounds that are read: Python's rules for them make the size."""
     fake = _fake(tensor)
     size = fake.shape[dim]
+    start, end = (b.meta["val"] if isinstance(b, Node) else b for b in (start, end))
+    if not any(isinstance(b, torch.SymInt) and free_unbacked_symbols(b) for b in (start, end)):
+        return None
 
     def bound(given: Any, default: Any) -> Any:
-        given = given.meta["val"] if isinstance(given, Node) else given
         place = default if given is None else given
         place = sym_ite(place < 0, place + size, place)
         return sym_min(sym_max(place, 0), size)
