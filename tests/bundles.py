@@ -61,6 +61,15 @@ class Sample(nn.Module):
         self.second.copy_(total)
         return before, x
 
+    def decide(self, x: Tensor) -> dict[str, Tensor]:
+        """Data decide what runs, and the size of a result."""
+        y = torch.cond(
+            x.sum() > 0, lambda x: (x @ self.weight).sort(-1).values, lambda x: x.sin(), (x,)
+        )
+        torch._check(x[x > 8].shape[0] == 0)
+        self.seen += 1
+        return {"y": y, "some": x[x > 0] * 2}
+
     def draw(self, shape: Tensor) -> Tensor:
         """Random numbers."""
         return torch.rand_like(shape) + torch.rand_like(shape)
@@ -76,6 +85,7 @@ def export_sample(folder: Path, **options: Any) -> Sample:
         "learn": (model.learn, (torch.randn(8, 8),)),
         "remember": (model.remember, (torch.randn(1, 8), torch.tensor([2]))),
         "exchange": (model.exchange, (torch.randn(8),)),
+        "decide": (model.decide, (torch.ones(2, 8),)),
         "draw": (model.draw, (torch.zeros(5),)),
     }
     with torch.no_grad():

@@ -51,7 +51,7 @@ def has_npm() -> bool:
 
 
 def build_runtime() -> Path:
-    """`web/dist/torch-webgpu.js`; several processes may ask for it at once."""
+    """`web/dist/torch-webgpu.js`, and what it fetches; several processes may ask for it at once."""
     made = WEB / "dist" / "torch-webgpu.js"
     with (WEB / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

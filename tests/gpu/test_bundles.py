@@ -30,6 +30,7 @@ CALLS = {
     "learn": {"gradient": np.ones((8, 8), np.float32)},
     "remember": {"row": np.ones((1, 8), np.float32), "position": [2]},
     "exchange": {"x": np.arange(8, dtype=np.float32)},
+    "decide": {"x": np.arange(-8, 8, dtype=np.float32).reshape(2, 8) / 2},
     "draw": {"shape": np.zeros(5, np.float32)},
 }
 
@@ -107,6 +108,20 @@ def test_two_states_of_one_result(folder):
     np.testing.assert_allclose(bundle.state("first"), wanted)
     bundle.set_state("first", np.zeros(8))
     np.testing.assert_allclose(bundle.state("second"), wanted)
+
+
+@torch.no_grad()
+def test_data_decide(folder, model):
+    bundle = load_bundle(folder)
+    for sign in (1, -1):
+        x = torch.from_numpy(CALLS["decide"]["x"]) * sign
+        got, wanted = bundle.run("decide", x=x.numpy()), model.decide(x)
+        for name, value in wanted.items():
+            close(got[name], value)
+    assert bundle.state("seen") == model.seen == 2
+    with pytest.raises(InputError, match=r"decide: .* is not 0"):
+        bundle.run("decide", x=np.full((2, 8), 9, np.float32))
+    assert bundle.state("seen") == 2
 
 
 def test_state_stays_on_the_gpu(folder):

@@ -15,8 +15,10 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 import torch_webgpu_compile
+from tests.deciding import deciding, turn
 from torch_webgpu_compile import (
     EntryPoint,
     IndexOutOfRangeError,
@@ -251,12 +253,52 @@ def test_on_the_device(tmp_path):
     close(got, model(x).detach().cpu())
 
 
+def trained_by_a_branch(x):
+    y = torch.cond(x.sum() > 0, lambda x: (x @ x).sort().values, lambda x: x.sin(), (x,))
+    y.sum().backward()
+    return x.grad
+
+
+@torch.no_grad()
+def test_data_decide_what_a_bundle_runs(tmp_path):
+    model, calls = deciding()
+    bundle = load_bundle(export(model.entries(), tmp_path / "b"))
+    assert "find(x: float32 (3, 4)) -> where: int64 (?, 2), chosen: float32 (?,)" in repr(bundle)
+    for entry, inputs in calls:
+        names = bundle.entries[entry].inputs
+        given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        wanted = tree_leaves(getattr(model, entry)(*inputs))
+        for got, value in zip(bundle.run(entry, given).values(), wanted, strict=True):
+            close(got, value, atol=1e-5, rtol=1e-5)
+    close(bundle.state("seen"), model.seen)
+    x = torch.randn(3, 3)
+    close(bundle.run("turned", x=x.numpy())["output"], turn(turn(turn(x))))
+    with pytest.raises(InputError, match=r"find: .* does not hold, at deciding.py:.*_check"):
+        bundle.run("find", x=np.ones((3, 4)))
+
+
+@torch.no_grad()
+def test_counts_that_have_to_be_equal(tmp_path):
+    """PyTorch has one name for both then: the bundle still checks them."""
+    x, y = torch.tensor([1.0, -1, 2, 3]), torch.tensor([3.0, 2, -1, 1])
+    bundle = load_bundle(export(lambda x, y: x[x > 0] + y[y > 0], (x, y), tmp_path / "b"))
+    close(bundle.run("forward", x=x.numpy(), y=y.numpy())["output"], torch.full((3,), 4.0))
+    with pytest.raises(InputError, match=r"does not hold|is not"):
+        bundle.run("forward", x=x.numpy(), y=-y.numpy())
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
         (lambda x: torch.linalg.eigh(x)[0], r"eigh.*a bundle has no host.*\n.*test_export.py:"),
         (lambda x: x.double() + 1, r"float64.*target browser"),
         (lambda x: x.new_zeros(1 << 27) + x[0, 0], "does not fit into a buffer of the target"),
+        (lambda x: x if x.sum() > 0 else -x, r"torch.cond.*\n.*test_export.py:.*if x.sum"),
+        (
+            lambda x: torch.unique(x, dim=0),
+            r"unique_dim.*a bundle has no host.*\n.*test_export.py:",
+        ),
+        (lambda x: trained_by_a_branch(x.requires_grad_()), "cond: a bundle has no gradients"),
     ],
 )
 def test_what_a_browser_cannot_run_is_refused(function, text, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -175,7 +176,7 @@ def test_wrong_tensors(tmp_path):
 def test_an_exported_bundle_is_verified(exported):
     manifest = read_manifest(exported)
     (variant,) = manifest.variants
-    assert variant.entries.keys() == {"forward", "learn", "remember", "exchange", "draw"}
+    assert variant.entries.keys() == {"forward", "learn", "remember", "exchange", "decide", "draw"}
     states = {name for name, state in variant.state.items() if state.changes}
     assert states == {"seen", "weight", "cache", "first", "second"}
 
@@ -265,6 +266,7 @@ HOST_STEP = {
         "source": "",
         "changed": [],
         "on_device": False,
+        "numbers": [],
     },
 }
 STARVED = {"input": None, "state": None, "seeds": None}
@@ -348,7 +350,52 @@ HOSTILE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "columns": (lambda m, f: plan(f, "learn")["buffers"]["in1"].update(strides=[1, 8]), "in rows"),
     "preparation of inputs": (lambda m, f: swap(m, "weight", "gradient"), "more than state"),
     "division by zero": (lambda m, f: put(result(m)["tensor"], sizes=[DIVISION, 8]), "positive"),
+    # composed plans
+    "no such plan": (lambda m, f: put(step(f, "Run"), plan=99), "no plan 99"),
+    "a name before it is there": (lambda m, f: step(f, "Run")["arguments"].append("%z"), "%z"),
+    "a name twice": (
+        lambda m, f: plan(f, "decide")["steps"].append(NUMBER),
+        "two values are named",
+    ),
+    "a number as a tensor": (lambda m, f: plan(f, "decide")["steps"].extend(READS), "is no tensor"),
+    "host step in a nested plan": (lambda m, f: nested(f)["steps"].append(HOST_STEP), "host"),
+    "dispatch between plans": (lambda m, f: hoist(f), "dispatch"),
+    "nested too deeply": (lambda m, f: nest(f), "nested too deeply"),
+    "a size from nowhere": (lambda m, f: put(nested(f)["inputs"][0], buffer=None), "do not fit"),
+    "an input's size from data": (
+        lambda m, f: put(entry(m, "decide")["inputs"]["x"], sizes=[None, 8]),
+        "that data decide",
+    ),
 }
+
+
+def nested(files: Any) -> Any:
+    """The first plan that the composed one runs."""
+    return plan(files, "decide")["plans"][0]
+
+
+def step(files: Any, kind: str) -> Any:
+    """The first step of this kind in the composed plan."""
+    return next(s[kind] for s in plan(files, "decide")["steps"] if kind in s)
+
+
+def hoist(files: Any) -> None:
+    made = next(s for p in plan(files, "decide")["plans"] for s in p["steps"] if "Dispatch" in s)
+    plan(files, "decide")["steps"].append(made)
+
+
+def nest(files: Any) -> None:
+    made = copy.deepcopy(plan(files, "decide"))
+    for _ in range(60):
+        made = {**made, "plans": [made]}
+    plan(files, "decide").update(made)
+
+
+READS = [
+    {"Compute": {"name": "one", "value": {"float": 1.0}}},
+    {"ReadNumber": {"buffer": "one", "name": "two"}},
+]
+NUMBER = {"Compute": {"name": "%arg0", "value": {"float": 1.0}}}
 DIVISION = {"c": 0, "t": [[1, ["//", 1, 0]]]}
 
 
@@ -515,4 +562,4 @@ from torch_webgpu_compile.web.verify import read_manifest
 print(len(read_manifest({str(exported)!r}).variants[0].entries))
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (found.stdout, found.stderr) == ("5\n", "")
+    assert (found.stdout, found.stderr) == ("6\n", "")

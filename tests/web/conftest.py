@@ -44,7 +44,8 @@ class QuietHandler(Handler):
 def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A folder that is served, with the runtime in it, and its address."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copy(build_runtime(), folder / "torch-webgpu.js")
+    for module in build_runtime().parent.glob("torch-webgpu*.js"):
+        shutil.copy(module, folder)
     (folder / "index.html").write_text(
         '<!doctype html><link rel="icon" href="data:,"><script type="module" src="page.js"></script>'
     )

@@ -60,7 +60,13 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
     build_runtime()
     (packed,) = json.loads(run("npm", "pack", "--json", f"--pack-destination={tmp_path}"))
     names = {file["path"] for file in packed["files"]}
-    assert {"package.json", "README.md", "dist/torch-webgpu.js", "dist/index.d.ts"} <= names
+    assert {
+        "package.json",
+        "README.md",
+        "dist/torch-webgpu.js",
+        "dist/torch-webgpu-composed.js",
+        "dist/index.d.ts",
+    } <= names
     assert all(name.startswith("dist/") for name in names - {"package.json", "README.md"})
     (tmp_path / "package.json").write_text('{"type": "module", "private": true}')
     (tmp_path / "program.ts").write_text(PROGRAM)

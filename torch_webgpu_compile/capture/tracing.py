@@ -119,20 +119,19 @@ def trace(
         traced = run(recorder, function, inputs, mutates=mutates)
         if recorder.is_functional:
             return traced
-        again = _functional(traced, [*inputs, *traced.captured], rules)
-        return replace(again, captured=traced.captured)
+        return functional(traced, inputs, Recorder(rules))
 
 
-def _functional(traced: Traced, inputs: Sequence[Any], rules: Rules) -> Traced:
+def functional(traced: Traced, inputs: Sequence[Any], recorder: Recorder) -> Traced:
     """A graph recorded once more, without the in-place operators that decompositions brought."""
-    recorder = Recorder(rules)
     module = traced.module
 
     def replay(*values: Any) -> Any:
         known = recorder.replay(module, values, lambda name: getattr(module, name))
         return tree_map_only(Node, known.__getitem__, traced.results)
 
-    return run_functional(recorder, replay, inputs)
+    again = run_functional(recorder, replay, [*inputs, *traced.captured])
+    return replace(again, captured=traced.captured)
 
 
 def run_functional(
@@ -231,12 +230,12 @@ def run(
         originals = {id(w): value for w, value in zip(wrapped, inputs, strict=True)}
 
         def unwrapped(value: Tensor) -> Any:
-            return originals.get(id(value)) if id(value) in originals else _inner(value)
+            return originals.get(id(value)) if id(value) in originals else inner(value)
 
         return recorder.finish(tree_map_only(Tensor, unwrapped, results), *changes)
 
 
-def _inner(value: Tensor) -> Tensor:
+def inner(value: Tensor) -> Tensor:
     if not _is_functional_tensor(value):
         return value
     _sync(value)
@@ -251,7 +250,7 @@ def _write_back(
     for position, (before, wrapper) in enumerate(zip(inputs, wrapped, strict=True)):
         if not isinstance(before, Tensor):
             continue
-        after = _inner(wrapper)
+        after = inner(wrapper)
         if after is before:
             continue
         if len(after.shape) != len(before.shape) or after.shape != before.shape:
@@ -291,8 +290,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.stack_trace = node.meta.get("stack_trace")
                 args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
-                known[node] = node.target(*args, **kwargs)
+                known[node] = self.call_again(node, args, kwargs)
         return known
+
+    def call_again(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Calls what the node of another graph calls."""
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def input(self, name: str, value: Any) -> None:
         """Makes a placeholder."""
@@ -498,7 +501,7 @@ def _dispatched(op: OpOverload, args: Any, kwargs: Any) -> Any:
         isinstance(leaf, Tensor) and _is_functional_tensor(leaf)
         for leaf in tree_leaves((args, kwargs))
     )
-    args, kwargs = tree_map_only(Tensor, _inner, (args, kwargs))
+    args, kwargs = tree_map_only(Tensor, inner, (args, kwargs))
     keys = DispatchKeySet(DispatchKey.Functionalize)
     with _ExcludeDispatchKeyGuard(keys), _pop_mode_temporarily() as recorder:
         result = recorder.__torch_dispatch__(op, (), args, kwargs)

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from ..plan.lru_cache import LruCache, max_resolved_sizes
 from ..plan.model import Plan, view_at
 from ..plan.seeds import WORD, seed_bytes
 from ..runtime.buffers import GpuBuffer, round_up
+from ..runtime.composed import GpuTensor
 from ..runtime.device import Device, device_for
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..symbolic.sizes import storage_span
 from .arrays import Array, array_of
+from .composed import ComposedEntry
 from .manifest import Argument, Entry, Manifest, Result, Variant
 from .signature import Given, read_inputs, tensor_text
 from .states import States, nbytes_of
@@ -117,7 +119,7 @@ class Bundle:
         self._lock = threading.RLock()
         self.manual_seed(seed)
         self._programs = {
-            name: _Program(reader.path / entry.plan, name, entry, plans[name], device)
+            name: _Program(reader.path / entry.plan, name, entry, plans[name], device, self._seeds)
             for name, entry in variant.entries.items()
         }
         self._states = States(reader, variant.state, device)
@@ -137,7 +139,8 @@ class Bundle:
             The results, by name.
 
         Raises:
-            InputError: there is no such entry, or an input is missing or does not fit.
+            InputError: there is no such entry, an input is missing or does not fit, or a check that
+                the function makes of numbers fails: no state has changed then.
             IndexOutOfRangeError: a tensor of indices had one that there is no element for. State
                 that the call changes has been changed.
             DeviceError, OutOfMemoryError, DeviceLostError: the GPU failed.
@@ -155,6 +158,18 @@ class Bundle:
             raise program.damaged(f"a size cannot be computed ({error})") from error
 
     def _run(self, program: _Program, given: Given) -> dict[str, Array]:
+        uploaded = sum(array.nbytes for array in given.bits.values())
+        if program.composed is not None:
+            made, changed = program.composed(given, self.variant.state, self._states.buffers)
+            self._states.buffers |= changed
+            parts = {
+                name: _part_of(made[result.output])
+                for name, result in program.entry.results.items()
+                if result.output is not None
+            }
+            results, nbytes = self._results(program, given, parts)
+            counters.add_call(0, uploaded, nbytes)
+            return results
         launcher = program.launcher(given.sizes)
         memory: dict[str, GpuBuffer] = {
             name: self._memory(argument, given)
@@ -167,8 +182,12 @@ class Bundle:
             memory |= program.executor.prepared(memory)
         launcher([memory[name] for name in launcher.names])
         self._take_states(program, memory)
-        results, nbytes = self._results(program, given, memory)
-        uploaded = sum(array.nbytes for array in given.bits.values())
+        made_parts = {
+            name: self._part(program, result, given, memory)
+            for name, result in program.entry.results.items()
+            if result.output is not None
+        }
+        results, nbytes = self._results(program, given, made_parts)
         counters.add_call(launcher.dispatch_count, uploaded, nbytes)
         return results
 
@@ -177,10 +196,12 @@ class Bundle:
             return self.device.upload_new(given.bits[argument.input])
         if argument.state is not None:
             return self._states.buffers[argument.state]
-        count = argument.seeds or 0
+        return self.device.upload_new(self._seeds(argument.seeds or 0))
+
+    def _seeds(self, count: int) -> bytes:
         rows = seed_bytes(self._seed, self._drawn, count)
         self._drawn += count
-        return self.device.upload_new(rows)
+        return rows
 
     def _take_states(self, program: _Program, memory: Mapping[str, GpuBuffer]) -> None:
         """States that a call has computed in other memory than they had."""
@@ -193,14 +214,18 @@ class Bundle:
             self._states.buffers[name] = buffer
 
     def _results(
-        self, program: _Program, given: Given, memory: Mapping[str, GpuBuffer]
+        self, program: _Program, given: Given, made: Mapping[str, _Part]
     ) -> tuple[dict[str, Array], int]:
-        """The results, and how many bytes have been downloaded for them."""
-        parts = {
-            name: self._part(program, result, given, memory)
-            for name, result in program.entry.results.items()
-            if result.input is None
-        }
+        """The results, and how many bytes have been downloaded for them.
+
+        Args:
+            made: those that are outputs.
+        """
+        parts = dict(made)
+        for name, result in program.entry.results.items():
+            if result.state is not None:
+                state, buffer = self.variant.state[result.state], self._states.buffers[result.state]
+                parts[name] = _Part(buffer, 0, nbytes_of(state), state.sizes)
         data = {name: np.empty(part.nbytes, np.uint8) for name, part in parts.items()}
         ranges = [
             (part.buffer, part.offset_nbytes, part.nbytes, data[name].ctypes.data)
@@ -209,7 +234,7 @@ class Bundle:
         nbytes = sum(part.nbytes for part in parts.values())
         if nbytes:
             self.device.download_many(ranges)
-        elif program.executor.checks_indices:
+        elif program.checks_indices:
             self.device.synchronize()
         results = {}
         for name, result in program.entry.results.items():
@@ -224,9 +249,6 @@ class Bundle:
     def _part(
         self, program: _Program, result: Result, given: Given, memory: Mapping[str, GpuBuffer]
     ) -> _Part:
-        if result.state is not None:
-            state = self.variant.state[result.state]
-            return _Part(self._states.buffers[result.state], 0, nbytes_of(state), state.sizes)
         output, itemsize = program.returned[result.output or 0], result.tensor.dtype.itemsize
         sizes, strides, offset = view_at(output, given.sizes)
         if min((*sizes, *strides, offset)) < 0:
@@ -302,6 +324,11 @@ class _Part:
     strides: tuple[int, ...] | None = None
 
 
+def _part_of(tensor: GpuTensor) -> _Part:
+    start, nbytes = tensor.offset_nbytes, tensor.span
+    return _Part(tensor.memory, start, nbytes, tensor.shape, tensor.strides)
+
+
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """The plan buffer with a state's new value; copied unless nobody else needs it (``is_own``)."""
@@ -315,6 +342,8 @@ class _Program:
 
     Attributes:
         entry, executor: as given, and of its plan.
+        composed: runs a plan that is composed of others; then there is nothing else but the text.
+        checks_indices: whether kernels may report an index that is out of range.
         arguments: names of the plan buffers of the entry's arguments.
         returned: what `Result.output` counts.
         moved: states of which a call computes the new value elsewhere.
@@ -322,10 +351,27 @@ class _Program:
         text: for people.
     """
 
-    def __init__(self, file: Path, name: str, entry: Entry, plan: Plan, device: Device) -> None:
+    def __init__(
+        self,
+        file: Path,
+        name: str,
+        entry: Entry,
+        plan: Plan,
+        device: Device,
+        seeds: Callable[[int], bytes],
+    ) -> None:
         self._file = file
         self.entry = entry
+        inputs = ", ".join(f"{n}: {tensor_text(entry, t)}" for n, t in entry.inputs.items())
+        results = (f"{n}: {tensor_text(entry, r.tensor)}" for n, r in entry.results.items())
+        self.text = f"{name}({inputs}) -> {', '.join(results) or 'nothing'}"
+        self.composed: ComposedEntry | None = None
+        if plan.plans is not None:
+            self.composed = ComposedEntry(name, entry, plan, device, seeds)
+            self.checks_indices = self.composed.checks_indices
+            return
         self.executor = Executor(plan, device)
+        self.checks_indices = self.executor.checks_indices
         self._launchers = LruCache[tuple[int, ...], Launcher](
             max_resolved_sizes(plan.dispatch_count)
         )
@@ -342,9 +388,6 @@ class _Program:
             self.moved[state or ""] = _Moved(buffer, is_own)
         shown = {output.buffer for output in plan.outputs}
         self.shows_prepared = not shown.isdisjoint(plan.prepared)
-        inputs = ", ".join(f"{n}: {tensor_text(entry, t)}" for n, t in entry.inputs.items())
-        results = (f"{n}: {tensor_text(entry, r.tensor)}" for n, r in entry.results.items())
-        self.text = f"{name}({inputs}) -> {', '.join(results) or 'nothing'}"
 
     def launcher(self, sizes: Mapping[str, int]) -> Launcher:
         """Runs the plan at these sizes. Raises DeviceError where it cannot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..capture.control_flow.numbers import size_of
 from ..capture.export.capture import CapturedFunction, capture_function
 from ..capture.export.inputs import ExportInputs, largest
 from ..capture.export.names import Key, Names, key_of
-from ..compiler import compile_graph, native_operators
+from ..captured import CapturedGraph, Phase
+from ..compiler import compile_graph, host_numbers, native_operators
 from ..dtypes import DType
 from ..errors import OutOfMemoryError, UnsupportedOp
 from ..lowering.symbols import SizeReader
 from ..options import CompileOptions, resolve
 from ..plan import serialize
 from ..plan.model import Dispatch, HostStep, Plan, bound_nbytes
-from ..symbolic.sizes import INT32, as_symbol, evaluate
+from ..plan.verify import verify_plan
+from ..symbolic.sizes import INT32, ZERO, as_symbol, evaluate
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
 from .files import BundleWriter, TensorBytes
@@ -40,7 +43,7 @@ from .manifest import (
     Variant,
 )
 from .manifest import Tensor as TensorSpec
-from .targets import needed_limits, target_of
+from .targets import knows, needed_limits, target_of
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,14 @@ class _Exporter:
         half: Callable[[Tensor], bool] | None,
     ) -> _Compiled:
         inputs = ExportInputs(entry.function, entry.args, entry.kwargs or {}, entry.dynamic_shapes)
-        captured = capture_function(name, inputs, self._names, self._native, half)
+        captured = capture_function(name, inputs, self._names, self._native, host_numbers, half)
+
+        def made(graph: CapturedGraph, phase: Phase) -> Plan:
+            return compile_graph(graph, phase, target, self._options).plan
+
         try:
-            plan = compile_graph(captured.graph, captured.phase, target, self._options).plan
+            plan = captured.plan(made)
+            verify_plan(plan)
         except OutOfMemoryError as error:
             cause = f"a result does not fit into a buffer of the target {target.name} ({error})"
             raise UnsupportedOp(f"export of {name}", cause, _SMALLER) from error
@@ -267,10 +275,15 @@ class _Exporter:
 def _plan_json(plan: Plan, modules: dict[str, int]) -> dict[str, Any]:
     """A plan as JSON, with numbers of modules in the place of WGSL."""
     data = serialize.to_json(plan)
-    for part in filter(None, (data, data["preparation"])):
-        for kernel in part["kernels"]:
-            kernel["wgsl"] = modules.setdefault(kernel["wgsl"], len(modules))
+    _number_modules(data, modules)
     return data
+
+
+def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:
+    for kernel in plan["kernels"]:
+        kernel["wgsl"] = modules.setdefault(kernel["wgsl"], len(modules))
+    for part in filter(None, (plan["preparation"], *(plan["plans"] or ()))):
+        _number_modules(part, modules)
 
 
 def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
@@ -279,10 +292,13 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
     arguments += [Argument(state=name) for name in states]
     if captured.phase.seeds:
         arguments.append(Argument(seeds=captured.phase.seeds))
-    reader = SizeReader()
+    read = SizeReader().size if entry.plan.plans is None else size_of
+
+    given = {d.symbol for d in captured.dimensions}
 
     def spec_of(value: Tensor) -> TensorSpec:
-        return TensorSpec(_dtype(value), reader.sizes(value.shape))
+        sizes = [size if _follows(size, given) else None for size in value.shape]
+        return TensorSpec(_dtype(value), tuple(None if s is None else read(s) for s in sizes))
 
     inputs = {name: spec_of(fake) for name, fake in captured.inputs.items()}
     labels = [*captured.inputs, *states]
@@ -301,6 +317,7 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
             (name, dim)
             for name, spec in inputs.items()
             for dim, size in enumerate(spec.sizes)
+            if size is not None
             if (symbol := as_symbol(size)) is not None and symbol.name == d.symbol
         )
         found = next(where, None)
@@ -312,6 +329,13 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
             )
         sizes[d.symbol] = Size(d.name, d.low, d.high, *found)
     return Entry(path, sizes, tuple(arguments), inputs, results, json.dumps(captured.structure))
+
+
+def _follows(size: Any, given: Collection[str]) -> bool:
+    """Whether a size follows from those of the inputs."""
+    if not isinstance(size, torch.SymInt):
+        return True
+    return {str(symbol) for symbol in size.node.expr.free_symbols} <= set(given)
 
 
 def _version() -> str:
@@ -347,6 +371,7 @@ def _published(plan: Plan) -> Plan:
         kernels=tuple(replace(kernel, sources=()) for kernel in plan.kernels),
         steps=tuple(map(step, plan.steps)),
         preparation=None if plan.preparation is None else _published(plan.preparation),
+        plans=None if plan.plans is None else tuple(map(_published, plan.plans)),
     )
 
 
@@ -385,7 +410,7 @@ def _check_plan(
     name: str, plan: Plan, sizes: Mapping[str, int], captured: CapturedFunction, target: Target
 ) -> None:
     """Raises UnsupportedOp for a plan that the target cannot run at its largest sizes."""
-    for part in filter(None, (plan, plan.preparation)):
+    for part in plan.all_plans:
         for step in part.steps:
             if isinstance(step, HostStep):
                 raise UnsupportedOp(
@@ -397,7 +422,7 @@ def _check_plan(
             if isinstance(step, Dispatch):
                 _check_dispatch(part, step, sizes, captured, target)
         for buffer in part.buffers.values():
-            nbytes = buffer.nbytes_for(sizes)
+            nbytes = buffer.nbytes_for(sizes) if knows(buffer.nbytes, sizes) else 0
             if nbytes > target.max_buffer_nbytes:
                 raise UnsupportedOp(
                     f"export of {name}",
@@ -426,7 +451,10 @@ def _check_dispatch(
     what = ", ".join(kernel.ops) or kernel.name
     source = next(iter(kernel.sources), "")
     for binding in step.bindings:
-        nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], sizes)
+        buffer = plan.buffers[binding.buffer]
+        if not knows(buffer.nbytes, sizes) or not knows(binding.nbytes or ZERO, sizes):
+            continue
+        nbytes = bound_nbytes(binding, buffer, sizes)
         if nbytes > target.max_binding_nbytes:
             raise UnsupportedOp(
                 what,
@@ -435,9 +463,9 @@ def _check_dispatch(
                 _SMALLER,
                 source,
             )
-    grid = [evaluate(size, sizes) for size in step.grid]
-    wide = [n for n in step.narrow if evaluate(n, sizes) not in INT32]
-    if wide or max(grid) > target.max_grid:
+    grid = [evaluate(size, sizes) for size in step.grid if knows(size, sizes)]
+    wide = [n for n in step.narrow if knows(n, sizes) and evaluate(n, sizes) not in INT32]
+    if wide or max(grid, default=0) > target.max_grid:
         raise UnsupportedOp(
             what, f"its sizes{_at(captured)} are beyond 32-bit integers", _SMALLER, source
         )

@@ -98,10 +98,19 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or a result of an entry. Elements of an input are in rows, without gaps."""
+    """An input or a result of an entry. Elements of an input are in rows, without gaps.
+
+    Attributes:
+        sizes: its shape; null for a size of a result that data decide.
+    """
 
     dtype: DType
-    sizes: tuple[Expr, ...]
+    sizes: tuple[Expr | None, ...]
+
+    @property
+    def known_sizes(self) -> tuple[Expr, ...]:
+        """The sizes that follow from those of the inputs."""
+        return tuple(size for size in self.sizes if size is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ def read_inputs(name: str, entry: Entry, values: Mapping[str, Any]) -> Given:
 
 
 def shape_at(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an input or result for these values of size symbols."""
-    return tuple(evaluate(size, sizes) for size in tensor.sizes)
+    """The shape of an input for these values of size symbols."""
+    return tuple(evaluate(size, sizes) for size in tensor.known_sizes)
 
 
 def _wrong_sizes(
@@ -69,7 +69,7 @@ def _wrong_sizes(
 ) -> InputError:
     """The error for an input's sizes; with those of all inputs where they do not fit together."""
     wanted = sizes_text(entry, entry.inputs[key])
-    used = set[Symbol]().union(*map(symbols_of, entry.inputs[key].sizes))
+    used = set[Symbol]().union(*map(symbols_of, entry.inputs[key].known_sizes))
     ranges = [
         f"{size.name} = {sizes[symbol]}" if sizes else f"{size.name} in {size.low} … {size.high}"
         for symbol, size in entry.sizes.items()
@@ -85,8 +85,10 @@ def tensor_text(entry: Entry, tensor: Tensor) -> str:
 
 
 def sizes_text(entry: Entry, tensor: Tensor) -> str:
-    """Its sizes, with the names that people have given."""
-    text = ", ".join(map(str, tensor.sizes)) + "," * (len(tensor.sizes) == 1)
+    """Its sizes, with the names that people have given; ``?`` for one that data decide."""
+    text = ", ".join("?" if size is None else str(size) for size in tensor.sizes) + "," * (
+        len(tensor.sizes) == 1
+    )
     for symbol, size in entry.sizes.items():
         text = size.name.join(re.split(rf"\b{re.escape(symbol)}\b", text))
     return f"({text})"

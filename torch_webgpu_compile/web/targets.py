@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import OptionError
 from ..plan.model import Dispatch, Plan, bound_nbytes
+from ..symbolic.sizes import ZERO, Expr, symbols_of
 from ..target import Machine, Target
 
 BROWSER = Target(
@@ -95,7 +96,7 @@ def needed_limits(plans: Iterable[tuple[Plan, Mapping[str, int]]]) -> dict[str, 
     """The limits that plans need at these sizes, where every device does not have them."""
     needed = dict.fromkeys(LIMITS, 0)
     for plan, sizes in plans:
-        for part in filter(None, (plan, plan.preparation)):
+        for part in plan.all_plans:
             for name, value in _limits(part, sizes):
                 needed[name] = max(needed[name], value)
     return {name: value for name, value in needed.items() if value > LIMITS[name]}
@@ -109,9 +110,16 @@ def _limits(plan: Plan, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
         yield "maxComputeWorkgroupSizeX", x * y * z
         yield "maxComputeWorkgroupStorageSize", kernel.workgroup_nbytes
     for buffer in plan.buffers.values():
-        yield "maxBufferSize", buffer.nbytes_for(sizes)
+        if knows(buffer.nbytes, sizes):
+            yield "maxBufferSize", buffer.nbytes_for(sizes)
     for step in plan.steps:
         if isinstance(step, Dispatch):
             for binding in step.bindings:
-                nbytes = bound_nbytes(binding, plan.buffers[binding.buffer], sizes)
-                yield "maxStorageBufferBindingSize", nbytes
+                buffer = plan.buffers[binding.buffer]
+                if knows(buffer.nbytes, sizes) and knows(binding.nbytes or ZERO, sizes):
+                    yield "maxStorageBufferBindingSize", bound_nbytes(binding, buffer, sizes)
+
+
+def knows(expr: Expr, sizes: Mapping[str, int]) -> bool:
+    """Whether these sizes decide a number; of a nested plan, data may."""
+    return all(symbol.name in sizes for symbol in symbols_of(expr))

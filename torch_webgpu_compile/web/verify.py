@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..dtypes import DType, int32
-from ..errors import BundleError, VerificationError
+from ..errors import BundleError, UnsupportedOp, VerificationError
 from ..plan import serialize
 from ..plan.codec import Json, read_json
 from ..plan.model import FIRST_CHECK, HostStep, Plan, PlanBuffer, PlanOutput
+from ..plan.size_sources import size_sources
 from ..plan.verify import verify_plan
 from ..symbolic.sizes import (
     LARGEST_SIZE,
@@ -264,6 +265,8 @@ class _EntryChecks(_Checks):
         entry = self._entry
         symbols = self._sizes()
         for name, tensor in entry.inputs.items():
+            is_known = None not in tensor.sizes
+            self._require(is_known, f"the input {name} has a size that data decide")
             self._follows(tensor, symbols, f"the input {name}")
         for argument in entry.arguments:
             self._argument(argument)
@@ -290,7 +293,8 @@ class _EntryChecks(_Checks):
             self._require(given is not None, f"{what} is of an input {size.input!r:.100}")
             assert given is not None
             self._require(0 <= size.dim < len(given.sizes), f"{what} is of dimension {size.dim}")
-            symbol = as_symbol(given.sizes[size.dim])
+            dimension = given.sizes[size.dim]
+            symbol = None if dimension is None else as_symbol(dimension)
             self._require(
                 symbol is not None and symbol.name == name and name != FIRST_CHECK.name,
                 f"{what} is not dimension {size.dim} of {size.input}",
@@ -304,7 +308,7 @@ class _EntryChecks(_Checks):
         return found
 
     def _follows(self, tensor: Tensor, symbols: Collection[Symbol], what: str) -> None:
-        used = set[Symbol]().union(*map(symbols_of, tensor.sizes))
+        used = set[Symbol]().union(*map(symbols_of, tensor.known_sizes))
         self._require(used <= set(symbols), f"{what} has a size that no input gives")
 
     def _one_of(self, values: Iterable[Any], what: str) -> None:
@@ -359,10 +363,17 @@ class _PlanChecks(_Checks):
 
     def check(self) -> None:
         plan, inner = self._plan, self._plan.preparation
-        self._require(plan.plans is None, "it is composed of other plans")
-        steps = (*plan.steps, *(() if inner is None else inner.steps))
+        steps = (step for part in plan.all_plans for step in part.steps)
         hosts = [step.target for step in steps if isinstance(step, HostStep)]
         self._require(not hosts, f"it runs {hosts[:1]} on the host, which a bundle does not have")
+        nested = [] if plan.plans is None else [*plan.all_plans][1:]
+        prepared = [part.name for part in nested if part.preparation is not None]
+        self._require(not prepared, f"{prepared[:1]} prepares something in another plan")
+        for part in nested:
+            try:
+                size_sources(part)
+            except UnsupportedOp as error:
+                raise BundleError(self._file, f"{part.name}: {error.cause}") from error
         self._arguments()
         if inner is not None:
             self._preparation(inner)
@@ -381,7 +392,7 @@ class _PlanChecks(_Checks):
         )
         given = set[Symbol]()
         for tensor in self._entry.inputs.values():
-            given = given.union(*map(symbols_of, tensor.sizes))
+            given = given.union(*map(symbols_of, tensor.known_sizes))
         for position, (entry, argument) in enumerate(zip(plan.inputs, arguments, strict=True)):
             self._require(entry.buffer is not None, f"argument {position} is no tensor")
             buffer = plan.buffers[entry.buffer or ""]
@@ -431,11 +442,14 @@ class _PlanChecks(_Checks):
             self._require(state.changes, f"it changes the state {name}, which does not change")
             self._require(output.mutates not in seen, f"it changes the state {name} twice")
             seen.add(output.mutates)
-            buffer = self._plan.buffers[output.buffer or ""]
-            self._same(output, buffer.dtype, tensor_of(state), f"the state {name}")
+            if self._plan.plans is None:  # else a call decides what it gives
+                buffer = self._plan.buffers[output.buffer or ""]
+                self._same(output, buffer.dtype, tensor_of(state), f"the state {name}")
 
     def _result(self, name: str, tensor: Tensor, output: PlanOutput) -> None:
         self._require(output.buffer is not None, f"the result {name} is no tensor")
+        if self._plan.plans is not None:  # a call decides what it gives
+            return
         dtype = self._plan.buffers[output.buffer or ""].dtype
         self._require(
             dtype is tensor.dtype and output.sizes == tensor.sizes,
@@ -476,6 +490,8 @@ def _with_modules(data: Json, modules: Sequence[str]) -> Json:
         made["kernels"] = [_with_module(kernel, modules) for kernel in data["kernels"]]
     if data.get("preparation") is not None:
         made["preparation"] = _with_modules(data["preparation"], modules)
+    if isinstance(data.get("plans"), list):
+        made["plans"] = [_with_modules(plan, modules) for plan in data["plans"]]
     return made
 
 

@@ -54,8 +54,11 @@ export function orZero(value: () => number): number {
 
 const integer = is<number>(Number.isSafeInteger, "is no integer below 2^53");
 
+/** Names that are known. */
+export type Names = Pick<ReadonlySet<string>, "has">;
+
 /** Checks that something is an expression over these symbols. */
-export function exprOf(symbols: ReadonlySet<string>, depth = 0): Check<Expr> {
+export function exprOf(symbols: Names, depth = 0): Check<Expr> {
   return (data, at) => {
     if (typeof data === "number") return integer(data, at);
     demand(depth < MOST_DEPTH, at, "is nested too deeply");
@@ -98,8 +101,8 @@ export function evaluateNumber(value: NumberValue, sizes: Sizes): number {
   return NUMBER_OPS[value.HostNumber.op]!(a!, b!);
 }
 
-/** Checks that something is a number over these symbols. */
-export function numberOf(symbols: ReadonlySet<string>, depth = 0): Check<NumberValue> {
+/** Checks that something is a number over these symbols, of functions by name. */
+export function numberOf(symbols: Names, ops: Record<string, (...args: any[]) => unknown> = NUMBER_OPS, depth = 0): Check<NumberValue> {
   return (data, at) => {
     const { Expr, HostNumber, float } = record(data, at);
     if (Expr !== undefined) return { Expr: exprOf(symbols)(Expr, at) };
@@ -109,9 +112,9 @@ export function numberOf(symbols: ReadonlySet<string>, depth = 0): Check<NumberV
       return { float: value as number };
     }
     const { op, args } = record(HostNumber, at);
-    demand(Object.hasOwn(NUMBER_OPS, op as string) && depth < MOST_DEPTH, at, "is no number");
-    const found = list(numberOf(symbols, depth + 1), 2)(args, at);
-    demand(found.length === NUMBER_OPS[op as string]!.length, at, "has other arguments");
+    demand(Object.hasOwn(ops, op as string) && depth < MOST_DEPTH, at, "is no number");
+    const found = list(numberOf(symbols, ops, depth + 1), 3)(args, at);
+    demand(found.length === ops[op as string]!.length, at, "has other arguments");
     return { HostNumber: { op: op as string, args: found } };
   };
 }

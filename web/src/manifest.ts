@@ -14,7 +14,9 @@ export interface StateEntry {
 export interface SizeEntry { name: string; low: number; high: number; input: string; dim: number }
 export interface ArgumentEntry { input: string | null; state: string | null; seeds: number | null }
 export interface TensorEntry { dtype: DType; sizes: Expr[] }
-export interface ResultEntry { tensor: TensorEntry; output: number | null; input: string | null; state: string | null }
+/** A size is null where data decide it. */
+export interface ResultTensor { dtype: DType; sizes: (Expr | null)[] }
+export interface ResultEntry { tensor: ResultTensor; output: number | null; input: string | null; state: string | null }
 export interface Entry {
   plan: string;
   sizes: Record<string, SizeEntry>;
@@ -55,10 +57,12 @@ const size = fields<SizeEntry>({ name: text, low: count, high: count, input: tex
 
 const entry: Check<Entry> = (data, at) => {
   const sizes = table(size)(record(data, at).sizes, `${at}.sizes`);
-  const tensor = fields<TensorEntry>({ dtype, sizes: list(exprOf(new Set(Object.keys(sizes))), MOST_DIMS) });
+  const expr = exprOf(new Set(Object.keys(sizes)));
+  const tensor = fields<TensorEntry>({ dtype, sizes: list(expr, MOST_DIMS) });
+  const result = fields<ResultTensor>({ dtype, sizes: list(optional(expr), MOST_DIMS) });
   const found = fields<Entry>({
     plan: path, sizes: () => sizes, arguments: list(argument), inputs: table(tensor),
-    results: table(fields<ResultEntry>({ tensor, output: optional(count), input: optional(text), state: optional(text) })),
+    results: table(fields<ResultEntry>({ tensor: result, output: optional(count), input: optional(text), state: optional(text) })),
     structure: text,
   })(data, at);
   for (const [symbol, { input, dim, low, high }] of Object.entries(sizes)) {

@@ -1,6 +1,8 @@
 /** `load` and `Model`: a bundle, ready to be called. */
 
 import { list, text } from "./checks.js";
+import type { ComposedProgram, Host } from "./composed.js";
+import type { Composed } from "./composed-plan.js";
 import { type Elements, type NumberList, safetensorsName, decode, encode, itemsize } from "./dtypes.js";
 import { BundleError, DeviceLostError, InputError } from "./errors.js";
 import { type Fetch, Files, openCache, unreadable } from "./files.js";
@@ -13,6 +15,7 @@ import { Arena, type Pipeline, Pipelines, Program, type Sized } from "./program.
 import { Random } from "./random.js";
 import { Readback } from "./readback.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
+import * as shared from "./shared.js";
 import { sizePlan } from "./sized.js";
 import { type State, States } from "./states.js";
 import { Pool, Tensor } from "./tensor.js";
@@ -95,9 +98,11 @@ export class Model {
   private states!: States;
   private readback!: Readback;
   private files!: Files;
-  private callables = new Map<string, Callable>();
+  private callables = new Map<string, Callable | ComposedProgram>();
   private saved = new Map<string, Uint8Array<ArrayBuffer>>();
   private restoring: Promise<void> | null = null;
+  /** The end of a call that waits between what it runs: others come after it. */
+  private composing: Promise<void> | null = null;
   private isDestroyed = false;
   private counted = { calls: 0, dispatches: 0, copiedBytes: 0 };
 
@@ -159,8 +164,12 @@ export class Model {
       this.manifest, this.base, this.fetcher, cache ? await openCache() : null, (count) => tell(() => (state.loadedBytes += count)), signal);
     // All that is untrusted is checked before anything is made of it.
     const wgsl = list(text)(await files.parsed(variant.kernels), variant.kernels);
-    const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan]> => {
-      const plan = checkPlan(await files.parsed(entry.plan), entry.plan, entry, variant, wgsl.length);
+    const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan | Composed]> => {
+      const data = await files.parsed(entry.plan);
+      if ((data as Partial<Composed> | null)?.plans) {
+        return [name, entry, (await composer()).checkComposed(data, entry.plan, entry, variant, wgsl.length)];
+      }
+      const plan = checkPlan(data, entry.plan, entry, variant, wgsl.length);
       for (const part of [plan, plan.preparation]) {
         if (part && (part !== plan || !Object.keys(entry.sizes).length)) sizePlan(part, {}, part.steps.map(() => 0), gpu.device.limits);
       }
@@ -172,11 +181,20 @@ export class Model {
     await gpu.settled(); // before anything is downloaded for memory that is not there
     const pipelines = new Pipelines(gpu, wgsl, () => tell(() => state.pipelines++));
     const arena = new Arena(gpu);
-    const compiled = Promise.all(plans.map(async ([name, entry, plan]): Promise<[string, Callable]> => {
+    const made = (label: string, part: Plan, kernels: Pipeline[]): Program =>
+      new Program(gpu, part, label, kernels, readback.numbered(part), arena, readback.status);
+    const composed = plans.some(([, , plan]) => "plans" in plan) ? await composer() : null;
+    const host: Host = {
+      gpu, pool, states, readback, reader: this, counted: this.counted, draw: (count) => this.drawn(count),
+      fitting: (what, value, nbytes) => this.fitting(what, value, nbytes),
+    };
+    const compiled = Promise.all(plans.map(async ([name, entry, plan]): Promise<[string, Callable | ComposedProgram]> => {
+      if ("plans" in plan) {
+        return [name, await composed!.ComposedProgram.create(
+          name, entry, variant.state, plan, host, async (part, label) => made(label, part, await pipelines.of(part)))];
+      }
       const { preparation } = plan;
       const [own, prepared] = await Promise.all([pipelines.of(plan), preparation && pipelines.of(preparation)]);
-      const made = (label: string, part: Plan, kernels: Pipeline[]): Program =>
-        new Program(gpu, part, label, kernels, readback.numbered(part), arena, readback.status);
       return [name, callable(entry, made(name, plan, own), preparation && made(`${name} preparation`, preparation, prepared!))];
     }));
     compiled.catch(() => undefined); // awaited below, after the weights
@@ -306,12 +324,16 @@ export class Model {
    * @throws InputError, DeviceLostError, OutOfMemoryError; the signal's reason.
    */
   async run(name: string, inputs: Record<string, Input> = {}, { signal }: { signal?: AbortSignal } = {}): Promise<Record<string, Tensor>> {
-    if (this.restoring) await this.restoring;
+    while (this.restoring ?? this.composing) await (this.restoring ?? this.composing);
     signal?.throwIfAborted();
     this.usable();
     const callable = this.callables.get(name);
     if (!callable) throw new InputError(`there is no entry ${name}; there are ${[...this.callables.keys()]}`);
-    return this.call(name, callable, inputs);
+    if ("positions" in callable) return this.call(name, callable, inputs);
+    const results = callable.call(inputs, signal);
+    const end = (): void => void (this.composing = null);
+    this.composing = results.then(end, end);
+    return results;
   }
 
   private call(name: string, callable: Callable, inputs: Record<string, Input>): Record<string, Tensor> {
@@ -325,7 +347,7 @@ export class Model {
       const value = input === null ? null : call.values[input]!;
       if (state !== null) given[position] = this.states.get(state).buffer;
       else if (value instanceof Tensor) given[position] = this.fitting(`${name}: ${input}`, value, nbytes[position]!);
-      else given[position] = this.write(callable, position, nbytes[position]!, value ?? new Uint8Array(this.draws.draw(seeds!).buffer));
+      else given[position] = this.write(callable, position, nbytes[position]!, value ?? this.drawn(seeds!));
     });
     const inner = preparation?.program;
     const innerSized = inner?.sizedAt({});
@@ -352,6 +374,11 @@ export class Model {
       callable.isChecked = true;
     }
     return results;
+  }
+
+  /** Bytes of new seeds. */
+  private drawn(count: number): Uint8Array<ArrayBuffer> {
+    return new Uint8Array(this.draws.draw(count).buffer);
   }
 
   /** The memory of a tensor that is an input. */
@@ -459,6 +486,16 @@ export class Model {
   async readBytes(buffer: Buffer, start: number, nbytes: number): Promise<Uint8Array<ArrayBuffer>> {
     this.usable();
     return this.readback.read(buffer, start, nbytes);
+  }
+}
+
+/** What runs composed plans: a module of its own, to which this one lends what both need. */
+async function composer(): Promise<typeof import("./composed.js")> {
+  try {
+    const { default: made } = await import("./composed.js") as unknown as { default: (own: typeof shared) => typeof import("./composed.js") };
+    return made(shared);
+  } catch (error) {
+    throw new BundleError(`loops, branches and sizes from data need torch-webgpu-composed.js beside the runtime (${(error as Error).message}); copy it there`);
   }
 }
 

@@ -4,7 +4,7 @@ import {
   type Check, below, count, demand, dtype, fields, flag, is, list, oneOf, optional, record, refuse, table, text,
 } from "./checks.js";
 import { type DType, itemsize } from "./dtypes.js";
-import { type Expr, type NumberValue, exprOf, numberOf } from "./expressions.js";
+import { type Expr, type Names, type NumberValue, exprOf, numberOf } from "./expressions.js";
 import { inRows } from "./layout.js";
 import type { Entry, Variant } from "./manifest.js";
 
@@ -30,7 +30,7 @@ export interface Plan {
 /** The parameter that is the number of a dispatch's first check. */
 export const FIRST_CHECK = "first_check";
 export const STATUS_NBYTES = 32;
-const VERSION = 9;
+export const VERSION = 9;
 const MOST_PARAMETERS = 1 << 14; // a uniform buffer of 64 KiB
 const BINDING_ALIGNMENT = 256;
 
@@ -39,7 +39,7 @@ const kernel = fields<Kernel>({
 });
 const copy = fields<Copy>({ source: text, destination: text });
 const check = fields<IndexCheck>({ op: text, source: text, dim: optional(count) });
-const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
+export const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
   try {
     return Uint8Array.from(atob(text(data, at)), (letter) => letter.charCodeAt(0));
   } catch {
@@ -47,8 +47,8 @@ const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
   }
 };
 
-function planOf(symbols: readonly string[]): Check<Plan> {
-  const expr = exprOf(new Set(symbols));
+export function planOf(symbols: Names): Check<Plan> {
+  const expr = exprOf(symbols);
   const dispatch = fields<Dispatch>({
     kernel: count,
     bindings: list(fields<Binding>({
@@ -59,7 +59,7 @@ function planOf(symbols: readonly string[]): Check<Plan> {
       },
       nbytes: optional(expr),
     })),
-    grid: list(expr, 3), parameters: list(numberOf(new Set([...symbols, FIRST_CHECK]))), checks: list(check), narrow: list(expr),
+    grid: list(expr, 3), parameters: list(numberOf({ has: (name) => name === FIRST_CHECK || symbols.has(name) })), checks: list(check), narrow: list(expr),
   });
   return fields<Plan>({
     version: is((data) => data === VERSION, `is not the ${VERSION} that this runtime reads`),
@@ -77,7 +77,7 @@ function planOf(symbols: readonly string[]): Check<Plan> {
       buffer: text, sizes: list(expr), strides: list(expr), offset: (data, at) => expr(data ?? 0, at), mutates: optional(count),
     })),
     constants: table(bytes),
-    preparation: (data, at) => (data === null ? null : planOf([])(data, at)),
+    preparation: (data, at) => (data === null ? null : planOf(new Set())(data, at)),
   });
 }
 
@@ -89,19 +89,23 @@ function planOf(symbols: readonly string[]): Check<Plan> {
  * @throws BundleError for anything that is none, or does not fit the entry or the variant's state.
  */
 export function checkPlan(data: unknown, at: string, entry: Entry, variant: Variant, modules: number): Plan {
-  const plan = planOf(Object.keys(entry.sizes))(data, at);
+  const plan = planOf(new Set(Object.keys(entry.sizes)))(data, at);
   checkParts(plan, at, modules);
   checkArguments(plan, at, entry, variant);
   checkPreparation(plan, at, entry, modules);
   return plan;
 }
 
-const same = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b);
+export const same = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b);
 
 const named = ({ buffers }: Plan, role: Role): string[] => Object.keys(buffers).filter((name) => buffers[name]!.role === role);
 
-/** That all that is named exists, and that what is read has been written. */
-function checkParts(plan: Plan, at: string, modules: number): void {
+/**
+ * That all that is named exists, and that what is read has been written.
+ *
+ * @param shown roles of buffers that outputs may be besides those of their own.
+ */
+export function checkParts(plan: Plan, at: string, modules: number, shown: readonly Role[] = []): void {
   const { kernels, buffers, steps, inputs, outputs, constants } = plan;
   const need = (condition: boolean, what: string): void => demand(condition, at, what);
   const known = (name: string): PlanBuffer => buffers[name] ?? refuse(at, `has no buffer ${name}`);
@@ -143,7 +147,7 @@ function checkParts(plan: Plan, at: string, modules: number): void {
   });
   for (const { buffer, sizes, strides, mutates } of outputs) {
     reads(buffer);
-    const isOwn = known(buffer).role === "output" || (mutates !== null && inPlace.has(buffer));
+    const isOwn = ["output", ...shown].includes(known(buffer).role) || (mutates !== null && inPlace.has(buffer));
     need(sizes.length === strides.length && isOwn, `gives ${buffer}, which is no memory of an output`);
   }
 }

@@ -102,7 +102,8 @@ interface Bound { buffers: readonly Buffer[]; groups: (GPUBindGroup | null)[] }
 export class Program {
   readonly names: readonly string[];
   readonly roles: readonly Role[];
-  private readonly constants = new Map<number, Buffer>();
+  /** Memory of constants, by position. */
+  readonly constants = new Map<number, Buffer>();
   private readonly sized = new Map<string, Sized>();
   private readonly outer: number[];
   /** In the arena, of intermediates. */

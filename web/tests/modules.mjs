@@ -3,7 +3,7 @@ import { build } from "esbuild";
 
 const { outputFiles } = await build({
   stdin: {
-    contents: ["checks", "dtypes", "expressions", "inputs", "layout", "manifest", "plan", "random", "safetensors", "sized", "tensor"]
+    contents: ["checks", "dtypes", "expressions", "inputs", "layout", "manifest", "plan", "python", "composed-plan", "random", "safetensors", "sized", "tensor"]
       .map((name) => `export * from "./src/${name}.ts";`).join("\n"),
     resolveDir: new URL("..", import.meta.url).pathname,
   },

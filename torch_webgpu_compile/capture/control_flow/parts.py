@@ -565,8 +565,9 @@ class _Division:
             return source.meta["val"]  # a number, of symbols
 
         for node in nodes:
+            args, kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
             copies[node] = made = graph.call_function(node.target)  # type: ignore[arg-type]
-            made.args, made.kwargs = tree_map_only(Node, inner, (node.args, node.kwargs))
+            made.args, made.kwargs = args, kwargs
             made.meta = dict(node.meta)
         graph.output(()).args = (tuple(copies[node] for node in wanted),)
         module = GraphModule(self._module, graph)

@@ -192,7 +192,8 @@ class _Turn:
 
     def call(self, operation: Any, *args: Any) -> Node:
         """A call of an operator."""
-        node = self._graph.create_node("call_function", operation, args)
+        node = self._graph.create_node("call_function", operation)
+        node.args = args  # FX warns of symbols when it is given these
         with self._mode:
             node.meta["val"] = operation(*tree_map_only(Node, lambda n: n.meta["val"], args))
         return node

@@ -12,6 +12,8 @@ from torch.fx import GraphModule, Node
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
+from ...fallbacks import on_fallback
+from ...plan.model import Plan
 from ...torch_private import (
     FakeTensor,
     OpOverload,
@@ -19,14 +21,17 @@ from ...torch_private import (
     tree_map_only,
     tree_unflatten,
 )
+from ..control_flow.parts import HostNumbers
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..graph import passes
+from ..graph.composing import Composer, PlanMaker, with_calls
 from ..graph.passes import CALL, Draft, State
-from ..tracing import Recorder, Rules, Traced, clean_dispatch, run_functional
+from ..tracing import Rules, Traced, clean_dispatch, run_functional
 from .inputs import Dimension, ExportInputs, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record
+from .steps import StepRecorder, drop_unused, keep_equal
 
 aten = torch.ops.aten
 
@@ -53,6 +58,7 @@ class CapturedFunction:
     Attributes:
         graph, phase: what is compiled. Its arguments are the inputs, the states, and the seeds if
             there are any.
+        draft, state: of the passes so far.
         inputs: fake tensors by name.
         states: the real tensors, in order.
         changed: the states, by number, that the graph changes.
@@ -64,6 +70,8 @@ class CapturedFunction:
 
     graph: CapturedGraph
     phase: Phase
+    draft: Draft
+    state: State
     inputs: dict[str, FakeTensor]
     states: tuple[Tensor, ...]
     changed: frozenset[int]
@@ -72,12 +80,22 @@ class CapturedFunction:
     returned: tuple[Returned, ...]
     structure: Any
 
+    def plan(self, make: PlanMaker) -> Plan:
+        """Its plan, composed of others where data decide; ``make`` makes a plan of a graph."""
+        if not self.draft.calls:
+            return make(self.graph, self.phase)
+        draft = passes.run(self.draft, self.state, passes.SEVERAL)
+        return Composer(self.state, make, on_fallback("silent")).compose(
+            draft
+        )  # who writes it refuses
+
 
 def capture_function(
     name: str,
     inputs: ExportInputs,
     names: Names,
     native: frozenset[OpOverload],
+    host_numbers: HostNumbers,
     half: Callable[[Tensor], bool] | None = None,
 ) -> CapturedFunction:
     """Captures a function.
@@ -87,6 +105,7 @@ def capture_function(
         inputs: its arguments.
         names: what it reaches.
         native: the operators that lowering knows.
+        host_numbers: see `passes.State`.
         half: of a variant in half precision, whether a state is to be float16; the call is made
             under autocast.
 
@@ -117,8 +136,12 @@ def capture_function(
     numbers = {old: new for new, old in enumerate(used)}
     changed = frozenset(numbers[k] for k in mutated)
     static = frozenset(len(fakes) + k for k in range(len(used)) if k not in changed)
-    draft = Draft(CapturedGraph(name, traced.module, static), Phase("inference"))
-    draft = passes.run(draft, State(rules), CALL)
+    state = State(rules, host_numbers)
+    draft = with_calls(Draft(CapturedGraph(name, traced.module, static), Phase("inference")))
+    if draft.calls:  # nothing is prepared between plans
+        draft = replace(draft, captured=replace(draft.captured, static_inputs=frozenset()))
+    else:
+        draft = passes.run(draft, state, CALL)
     if draft.phase.complex_inputs or draft.phase.complex_outputs:
         raise UnsupportedOp(
             "export", "an input, state or result is complex", "use torch.view_as_real"
@@ -126,6 +149,8 @@ def capture_function(
     return CapturedFunction(
         draft.captured,
         draft.phase,
+        draft,
+        state,
         dict(zip(inputs.names, fakes, strict=True)),
         tuple(states[k] for k in used),
         changed,
@@ -144,8 +169,7 @@ def capture_function(
 def _drop_unused(module: GraphModule, first: int, returned: Sequence[Returned]) -> list[int]:
     """Removes what no result and no state needs; the numbers of the states that are left."""
     graph = module.graph
-    kept = ("placeholder", "output")
-    graph.eliminate_dead_code(lambda n: n.op in kept or n.target is aten.copy_.default)
+    drop_unused(graph)
     given_back = {result.argument for result in returned}
     used = []
     for position, node in enumerate(graph.find_nodes(op="placeholder")[first:], first):
@@ -173,7 +197,7 @@ def _functional(
 ) -> Traced:
     """The recorded graph once more: functional, and with decompositions."""
     numbers = {name: input_count + k for k, name in enumerate(recorded.states)}
-    recorder = Recorder(rules)
+    recorder = StepRecorder(rules, recorded.steps)
 
     def replay(*given: Any) -> Any:
         def attribute(name: str) -> Any:
@@ -209,6 +233,7 @@ def _refuse_aliases(states: Sequence[Tensor], mutated: Collection[int], first: i
 def _results(traced: Traced, values: Sequence[Tensor]) -> tuple[tuple[Returned, ...], Any]:
     """Ends the graph with an output node; the results."""
     graph = traced.module.graph
+    keep_equal(graph)
     positions = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
     results = traced.results
     if isinstance(results, Mapping) and type(results) is not dict:

@@ -87,7 +87,7 @@ class ExportInputs:
 
     def __post_init__(self) -> None:
         self.env = ShapeEnv(
-            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
+            allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False
         )
         self.mode = FakeTensorMode(
             shape_env=self.env, static_shapes=True, allow_non_fake_inputs=True

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ...captured import LIBRARIES, user_source
+from ...captured import user_source
 from ...errors import UnsupportedOp
 from ...torch_private import (
     DataDependentOutputException,
@@ -40,14 +41,13 @@ from ...torch_private import (
     tree_map_only,
 )
 from ...torch_private import shapes_config as symbolic_config
-from ..control_flow.rules import RULES, NotInlined
 from ..graph.patterns import REWRITES
 from ..patches import compiling_flag
 from ..refusals import refusal
-from ..tracing import Recorder, Rules
-from .functions import PythonFunctions
+from ..tracing import Rules
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
+from .steps import StepRecorder, Steps, is_own
 
 aten = torch.ops.aten
 
@@ -68,12 +68,14 @@ class Recorded:
         states: by the attribute's name, the real tensors.
         results: what the function returned, with FX nodes in place of tensors.
         replaced: (state's attribute, node): states that Python gave another tensor to.
+        steps: the loops and branches.
     """
 
     module: GraphModule
     states: dict[str, Tensor]
     results: Any
     replaced: tuple[tuple[str, Node], ...]
+    steps: Steps
 
 
 class _Everything(frozenset[Any]):
@@ -83,19 +85,13 @@ class _Everything(frozenset[Any]):
         return True
 
 
-class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
+class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
     """Records a call; the fake tensors that stand for real ones are those of their states."""
 
-    def __init__(
-        self,
-        mode: FakeTensorMode,
-        rules: Rules,
-    ) -> None:
-        super().__init__(Rules({}, _Everything()))
-        self.supports_higher_order_operators = True
+    def __init__(self, mode: FakeTensorMode, rules: Rules) -> None:
+        super().__init__(Rules({}, _Everything()), Steps(mode, rules, self.stand_in))
         self.states: dict[str, Tensor] = {}
         self._mode = mode
-        self._functions = PythonFunctions(mode, self.stand_in, rules)
         self._stand_ins: dict[Key, FakeTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,28 +106,19 @@ class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except _VALUES_NEEDED as error:
-            raise UnsupportedOp(
-                str(func),
-                "Python needs the values of a tensor, or a size that depends on them, while the "
-                "function is captured",
-                "compute it outside of the exported function, or with torch.where and masks",
-                _place(self.stack_trace),
-            ) from error
+            raise _values_needed(str(func), self.stack_trace) from error
 
     def higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-        """The results of an operator that can be kernels and no more."""
-        rule = RULES.get(func)
+        """The results of a loop, a branch, or another operator that calls functions."""
+        self.stack_trace = _user_frame()
         try:
-            if rule is None:
-                raise NotInlined("it has no kernels")
-            return self._functions.nested(rule(self._functions, *args, **kwargs))
-        except NotInlined as error:
-            raise UnsupportedOp(
-                str(func),
-                f"a page runs the same kernels at every call: no loops and branches ({error})",
-                "choose with torch.where, or export the branches as functions of their own",
-                _place(_user_frame()),
-            ) from error
+            args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
+            return self.steps.higher_order(self, func, args, dict(kwargs))
+        except UnsupportedOp as error:
+            if error.source:
+                raise
+            place = _place(self.stack_trace)
+            raise UnsupportedOp(error.op, error.cause, error.next_step, place) from error
 
     def stand_in(self, value: Tensor) -> Tensor:
         """A fake tensor for a real one, which is state from then on; or ``value``."""
@@ -239,7 +226,11 @@ def _record(
         stack.enter_context(inputs.mode)
         stack.enter_context(recorder)
         stack.enter_context(_Rewrites(recorder))
-        results = inputs.call(fakes)
+        try:
+            results = inputs.call(fakes)
+        except _VALUES_NEEDED as error:  # Python's own ``if`` and ``for``
+            place = _raised_at(error)
+            raise _values_needed("a condition, or a number, in Python", place) from error
 
     def node_of(value: Tensor) -> Node:
         return recorder.node_of(recorder.stand_in(value))
@@ -262,7 +253,8 @@ def _record(
                 "it makes its state from the first gradients",
                 "take one step in PyTorch before the export",
             )
-    return Recorded(recorder.module(), recorder.states, nodes, tuple(replaced))
+    recorder.end()
+    return Recorded(recorder.module(), recorder.states, nodes, tuple(replaced), recorder.steps)
 
 
 _SET = ("capturable", "foreach", "lr")
@@ -399,15 +391,33 @@ def _prepare_momentum(optimizer: torch.optim.SGD, group: dict[str, Any]) -> None
 # ---- the user's lines
 
 
+def _values_needed(op: str, stack_trace: str | None) -> UnsupportedOp:
+    return UnsupportedOp(
+        op,
+        "Python needs the values of a tensor, or a size that depends on them, while the function "
+        "is captured",
+        "choose with torch.where and masks, or torch.cond; loop with torch.while_loop; or compute "
+        "it outside of the exported function",
+        _place(stack_trace),
+    )
+
+
 def _user_frame() -> str | None:
     """The innermost frame outside of PyTorch and this package, as in a traceback."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
+    return _users(traceback.walk_stack(sys._getframe(2)))
+
+
+def _raised_at(error: Exception) -> str | None:
+    """The same of where an error was raised."""
+    return _users(reversed([*traceback.walk_tb(error.__traceback__)]))
+
+
+def _users(frames: Iterable[tuple[Any, int]]) -> str | None:
+    for frame, line in frames:
         file = frame.f_code.co_filename
-        if not file.startswith(LIBRARIES) and not file.startswith("<"):
-            code = linecache.getline(file, frame.f_lineno).strip()
-            return f'File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}\n  {code}'
-        frame = frame.f_back
+        if not is_own(file):
+            code = linecache.getline(file, line).strip()
+            return f'File "{file}", line {line}, in {frame.f_code.co_name}\n  {code}'
     return None
 
 

@@ -20,8 +20,7 @@ from ...captured import CapturedGraph, Phase
 from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
-from ...plan.model import HostStep, Plan, PlanOutput
-from ...torch_ops.foreign import NO_IMPLEMENTATION
+from ...plan.model import Plan, PlanOutput
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -30,15 +29,15 @@ from ...torch_private import (
     is_traceable_wrapper_subclass,
     min_cut_rematerialization_partition,
 )
-from ..control_flow.compose import Planned, compose
 from ..control_flow.numbers import WithNumbers
-from ..control_flow.parts import HostNumbers, Part, calls_between
+from ..control_flow.parts import HostNumbers
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..patches import fusible_operators, own_rules, region_schemas
 from ..tracing import Rules, is_random
 from . import double_backward, dynamo, passes
 from .argument_views import token_count, with_views
+from .composing import Composer, PlanMaker, with_calls
 from .passes import Draft, State, aot_metadata
 from .refused import check_calls
 from .unstorable import (
@@ -58,7 +57,6 @@ _REFUSE = on_fallback("error")
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
-PlanMaker = Callable[[CapturedGraph, Phase], Plan]
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class GraphCapture:
         if reason is not None:
             return Uncompiled(graph, reason)
         draft = self._draft(graph, Phase("inference"), _static_inputs())
-        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
+        draft = with_calls(passes.run(draft, self._state, passes.TRACED))
         is_plain = not draft.calls and _is_plain(graph, self.inputs, self.results)
         if not is_plain:
             # Who calls it without AOTAutograd has nobody to count changes: the graph does.
@@ -210,14 +208,14 @@ class GraphCapture:
             metadata.bw_donated_idxs = []
             self.may_run_again = _may_run_again(metadata)
         phase = Phase("forward", _saved_outputs(graph), counted=_counted())
-        return self._compile_phase(_with_calls(self._draft(graph, phase, self.static)))
+        return self._compile_phase(with_calls(self._draft(graph, phase, self.static)))
 
     def compile_backward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
         """A graph that takes what the forward graph saved, and gradients."""
         if self.refused is not None:
             return Uncompiled(graph, self.refused)
         static = _static_in_backward(graph, self.static)
-        return self._compile_phase(_with_calls(self._draft(graph, Phase("backward"), static)))
+        return self._compile_phase(with_calls(self._draft(graph, Phase("backward"), static)))
 
     # ---- from there to compiled functions
 
@@ -278,10 +276,14 @@ class GraphCapture:
 
     def _compile_composed(self, draft: Draft) -> BoxedFunction:
         """A graph that is divided."""
+        assert self._hooks.plan is not None
         assert self._hooks.composed is not None
         static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        plan, divided = self._compose(draft), draft.divided
+        plan, divided = (
+            Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft),
+            draft.divided,
+        )
         assert divided is not None
         outputs = list(plan.outputs)
         for result, _ in divided.forwarded:
@@ -295,54 +297,6 @@ class GraphCapture:
         )
         return self._hooks.composed(replace(plan, outputs=tuple(outputs)), phase, static)
 
-    def _compose(self, draft: Draft) -> Plan:
-        """The plan of a graph that was divided, whose parts are compiled one by one."""
-        divided = draft.divided
-        assert divided is not None
-        for step in divided.plan.steps:
-            if isinstance(step, HostStep) and not step.on_device:
-                self._hooks.on_host(step.target, "any dtype", step.source, NO_IMPLEMENTATION)
-        planned = []
-        for k, part in enumerate(divided.parts):
-            inner = _part(draft, f"{draft.captured.name}_{k}", part)
-            planned.append(self._function(inner) if part.is_function else self._plan(inner))
-        return compose(divided, planned)
-
-    def _function(self, draft: Draft) -> Planned:
-        """The plan of a function that a loop or a branch calls."""
-        draft = _with_calls(passes.run(draft, self._state, passes.TRACED))
-        graph = draft.module.graph
-        results: Any = graph.output_node().args[0]
-        if isinstance(results, Node):  # of a condition
-            graph.output_node().args = (results := (results,),)
-        ends = [*graph.find_nodes(op="placeholder"), *results]
-        values = [end.meta.get("val") if isinstance(end, Node) else end for end in ends]
-        is_plain = all(isinstance(v, (torch.Tensor, torch.SymInt, int, type(None))) for v in values)
-        if not draft.calls and is_plain and not any(map(is_random, graph.nodes)):
-            return self._plan(draft)
-        draft = passes.run(draft, self._state, passes.SEVERAL)
-        return Planned(self._compose(draft), Phase("inference"))
-
-    def _plan(self, draft: Draft) -> Planned:
-        """The plan of kernels of a part."""
-        assert self._hooks.plan is not None
-        draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
-        if draft.numbers:
-            raise UnsupportedOp("symbolic size", "no argument of a part gives it", "")
-        return Planned(self._hooks.plan(draft.captured, draft.phase), draft.phase)
-
-
-def _part(draft: Draft, name: str, part: Part) -> Draft:
-    """A part or a function of a graph that was divided."""
-    captured = replace(
-        draft.captured,
-        name=name,
-        module=part.module,
-        static_inputs=part.static,
-        numbers=part.floats,
-    )
-    return Draft(captured, Phase("inference"))
-
 
 def _raising(text: str) -> BoxedFunction:
     """A graph that no GPU memory is large enough for."""
@@ -352,11 +306,6 @@ def _raising(text: str) -> BoxedFunction:
         raise OutOfMemoryError(text)
 
     return call
-
-
-def _with_calls(draft: Draft) -> Draft:
-    """With what divides it."""
-    return replace(draft, calls=calls_between(draft.module.graph))
 
 
 def _results_on_host(graph: GraphModule, saved: frozenset[int]) -> tuple[int, ...]:
