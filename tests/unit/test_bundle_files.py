@@ -264,6 +264,7 @@ HOST_STEP = {
         "keywords": [],
         "source": "",
         "changed": [],
+        "numbers": [],
         "on_device": False,
     },
 }

@@ -33,7 +33,7 @@ const bundle = () => ({
     }],
   },
   plan: {
-    version: 8, name: "p", format: "webgpu-plan",
+    version: 9, name: "p", format: "webgpu-plan",
     kernels: [
       { name: "f", wgsl: 0, bindings: [{ writable: false }, { writable: false }, { writable: true }, { writable: true }], parameter_count: 2 },
       { name: "g", wgsl: 1, bindings: [{ writable: false }, { writable: true }], parameter_count: 0 },
@@ -61,7 +61,7 @@ const bundle = () => ({
     ],
     constants: { four: "AACAQA==" },
     preparation: {
-      version: 8, kernels: [{ name: "g", wgsl: 1, bindings: [{ writable: false }, { writable: true }], parameter_count: 0 }],
+      version: 9, kernels: [{ name: "g", wgsl: 1, bindings: [{ writable: false }, { writable: true }], parameter_count: 0 }],
       buffers: { weight: buffer("input", fixed), made: buffer("output", fixed) },
       steps: [{ Dispatch: { kernel: 0, bindings: [{ buffer: "weight", offset_nbytes: 0, nbytes: null }, { buffer: "made", offset_nbytes: 0, nbytes: null }],
         grid: [1, 1, 1], parameters: [], narrow: [], checks: [] } }],
@@ -135,7 +135,7 @@ const MANIFESTS = [
 
 const dispatch = (p, k) => p.steps[k].Dispatch;
 const PLANS = [
-  [(m, p) => (p.version = 6), "version is not the 8"],
+  [(m, p) => (p.version = 6), "version is not the 9"],
   [(m, p) => (p.kernels[1].wgsl = 2), "no module of the kernel g"],
   [(m, p) => (p.kernels[0].bindings[0] = null), "kernels[0].bindings[0] is no object"],
   [(m, p) => (p.kernels[0].parameter_count = 1 << 20), "parameter_count is no number below"],
