@@ -265,6 +265,7 @@ HOST_STEP = {
         "keywords": [],
         "source": "",
         "changed": [],
+        "numbers": [],
         "on_device": False,
         "numbers": [],
     },
