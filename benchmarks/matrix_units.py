@@ -98,7 +98,7 @@ class Product:
     def seconds(self, tiling: UnitsTiling) -> float:
         """Of a dispatch, in a stream of them. Raises DeviceError."""
         buffers = self.schedule.graph.buffers
-        call = generate_contraction(self.group, buffers, self.device.target, tiling)
+        call = generate_contraction(self.group, self.problem, buffers, self.device.target, tiling)
         steps = (call.dispatch(0),) * _DISPATCHES
         plan = replace(self.bound.executor.plan, kernels=(call.kernel,), steps=steps)
         executor = Executor(plan, self.device)

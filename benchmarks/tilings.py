@@ -96,7 +96,8 @@ class Model:
 
     def call(self, group: ContractionGroup, tiling: MatmulTiling) -> KernelCall:
         """The kernel of a group in a tiling."""
-        return generate_contraction(group, self.schedule.graph.buffers, self.target, tiling)
+        buffers = self.schedule.graph.buffers
+        return generate_contraction(group, problem_of(group, buffers), buffers, self.target, tiling)
 
     def with_kernel(self, number: int, call: KernelCall) -> Plan:
         """The plan with another kernel in a place, which binds the same buffers."""

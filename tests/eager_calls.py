@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from tests.harness import compare, host_callback, lower_checked, to_array, to_tensor
 from tests.replay.package import describe
 from torch_webgpu_compile.callables.signature import bound_offset
-from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Constant
+from torch_webgpu_compile.capture.eager.calls import CapturedCall, Constant, ResultArgument
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.ir.graph import LoopGraph
@@ -106,7 +106,7 @@ def run_call(
     flat = []
     for result in call.results:
         match result:
-            case Argument(leaf):
+            case ResultArgument(leaf):
                 flat.append(leaves[leaf])
             case Constant(value):
                 flat.append(value)

@@ -276,7 +276,7 @@ FAULTS = (
     Fault(
         "sum_of_softmax_not_rescaled_when_merged",
         "codegen/kernels/accumulate.py",
-        "{total}_b * tw_fast_exp(tw_above_ninf({largest}_b) - {largest}_shift);",
+        "{total}_b * {exp}(tw_above_ninf({largest}_b) - {largest}_shift);",
         "{total}_b;",
         _tests("gpu/test_row_kernels.py"),
     ),

@@ -25,10 +25,10 @@ Function = Callable[..., Any]
 _HOW = """\
 `cond` of two cheap branches is both of them and a choice, `map` one call on all rows, a short
 `scan` its steps, an associative scan rounds over all elements: parts of the plan around them.
-Other branches and loops run between plans, which read one flag, as `.item()`, `nonzero` and
-other operators do whose results have sizes that data decides. A mutating operator of somebody
-else runs on the host, or as its implementation for the device says. Triton kernels are refused:
-Triton has no WebGPU backend."""
+Other branches and loops are steps of a composed plan, between plans of kernels, as is reading the
+numbers of `.item()`, and the sizes of what `nonzero` and the like give. A mutating operator of
+somebody else runs on the host, or as its implementation for the device says. Triton kernels are
+refused: Triton has no WebGPU backend."""
 
 
 def R(*sizes: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .counters import counters
 from .device import devices
 from .device.determinism import switched
 from .errors import DeviceError, DeviceLostError
-from .inspection import progress
+from .inspection import debug, progress
 from .options import CompileOptions, resolve
 from .plan.model import Plan
 from .plan.verify import verify_plan
@@ -110,6 +111,9 @@ def compile_module(
 
     def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
         verify_plan(plan)
+        show = debug.Shower(plan.name, options)
+        show("plan", partial(debug.plan_text, plan))
+        show.write_kernels(plan)
         signature = Signature(plan, phase, frozenset() if index is not None else static)
         names = {part.name for part in plan.all_plans}
         plan_at = {name: loops for name, loops in nested.items() if name in names}

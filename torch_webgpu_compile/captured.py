@@ -16,7 +16,7 @@ from .torch_private import _top_saved_tensors_default_hooks, tree_leaves
 
 # Between an operator and a user's line there may be those of this package, and of PyTorch, which
 # Dynamo leaves out but for some, as under ``torch.set_default_device``.
-_CALLING = (os.path.join(os.path.dirname(__file__), ""), os.path.join(torch.__path__[0], ""))
+LIBRARIES = (os.path.join(os.path.dirname(__file__), ""), os.path.join(torch.__path__[0], ""))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?')
 
 
@@ -130,7 +130,7 @@ def saved_tensors_have_hooks() -> bool:
     return hooks is None or hooks(True) is not None
 
 
-def line_of_user(trace: str, not_in: tuple[str, ...] = _CALLING) -> str:
+def line_of_user(trace: str, not_in: tuple[str, ...] = LIBRARIES) -> str:
     """``file:line: code`` of the innermost line of user code in a traceback; "" without one.
 
     Args:

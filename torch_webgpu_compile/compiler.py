@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from . import fallbacks
-from .callables.signature import Signature
 from .captured import CapturedGraph, Phase, verify_captured
 from .codegen import Kernels, render, verify_kernels
 from .codegen.hardening import harden
@@ -500,11 +499,6 @@ def _take_cached(state: Compilation, key: str) -> bool:
     state.results["plan"] = found.renamed(graph.name)
     counters.add(plan_cache_hits=1)
     return True
-
-
-def signature_of(state: Compilation) -> Signature:
-    """How the caller's CPU tensors become a plan's inputs, and its outputs PyTorch's tensors."""
-    return Signature(state.plan, state.phase, state.captured.static_inputs)
 
 
 def host_numbers(module: torch.fx.GraphModule) -> list[torch.SymInt]:

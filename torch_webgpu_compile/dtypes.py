@@ -100,6 +100,8 @@ float8_e4m3fnuz = DType("float8_e4m3fnuz", "f8e4m3fnuz", Kind.FLOAT, 1, "f32", "
 float8_e5m2fnuz = DType("float8_e5m2fnuz", "f8e5m2fnuz", Kind.FLOAT, 1, "f32", "u32", packing=4)
 float64 = DType("float64", "f64", Kind.FLOAT, 8, "f64", "f64", feature="shader-f64")
 int64 = DType("int64", "i64", Kind.SIGNED, 8, "i64", "i64")
+int64_in_words = DType("int64", "i64", Kind.SIGNED, 8, "vec2<u32>", "vec2<u32>")
+"""int64 in kernels for GPUs without ``shader-int64``, the low word first: see `Target.in_wgsl`."""
 int32 = DType("int32", "i32", Kind.SIGNED, 4, "i32", "i32")
 int16 = DType("int16", "i16", Kind.SIGNED, 2, "i32", "u32", packing=2)
 int8 = DType("int8", "i8", Kind.SIGNED, 1, "i32", "u32", packing=4)

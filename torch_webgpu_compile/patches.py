@@ -2,8 +2,9 @@
 
 Each patch is a file of a folder ``patches``. Its docstring has three paragraphs that begin with
 ``Patched:``, what is replaced; ``Why:``, what happens without it; and ``Until:``, the condition
-under which the file can go. Its ``install`` is called at the time that its row names. Nothing else
-of other libraries is replaced in this package; ``tests/unit/test_patches.py`` looks.
+under which the file can go. At the time that its row names it is imported, which installs the
+functions that it declares to be `around` others, and its ``install`` is called, if it has one.
+Nothing else of other libraries is replaced in this package; ``tests/unit/test_patches.py`` looks.
 
 They reach into what may change with any version, so each may fail. One that does is left out with a
 warning that says what no longer works, and nothing else fails for it, unless its row is critical.
@@ -104,7 +105,9 @@ def install(when: When, *arguments: Any) -> None:
         if patch.when is not when:
             continue
         try:
-            import_module(patch.full).install(*arguments)
+            module = import_module(patch.full)
+            if hasattr(module, "install"):
+                module.install(*arguments)
         except Exception as error:
             if patch.critical:
                 raise PyTorchVersionError(

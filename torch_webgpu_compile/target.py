@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .dtypes import DType, float64
+from .dtypes import DType, float64, int64, int64_in_words
 
 BINDING_ALIGNMENT = 256
 """Bytes: where the part of a buffer that is bound to a kernel may start, on every adapter.
@@ -234,6 +234,10 @@ class Target:
     def has_int64(self) -> bool:
         """Whether WGSL has 64-bit integers; else kernels compute them in pairs of words."""
         return "shader-int64" in self.features
+
+    def in_wgsl(self, dtype: DType) -> DType:
+        """The dtype as kernels have it: without 64-bit integers in WGSL, int64 is two words."""
+        return int64_in_words if dtype is int64 and not self.has_int64 else dtype
 
     def supports(self, dtype: DType) -> bool:
         """Whether kernels can load, compute and store ``dtype``."""

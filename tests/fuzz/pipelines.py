@@ -12,8 +12,9 @@ import torch
 from tests import harness
 from tests.fuzz.programs import Program
 from torch_webgpu_compile.callables.host_graph import HostGraph
+from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.captured import CapturedGraph, Phase
-from torch_webgpu_compile.compiler import compile_graph, signature_of
+from torch_webgpu_compile.compiler import compile_graph
 from torch_webgpu_compile.errors import UnsupportedOp
 from torch_webgpu_compile.options import CompileOptions
 from torch_webgpu_compile.runtime.device import Device, device_for
@@ -40,7 +41,8 @@ def run_interpreted(captured: CapturedGraph, arguments: list[torch.Tensor]) -> l
 def run_kernels(captured: CapturedGraph, arguments: list[torch.Tensor]) -> list[Any]:
     """The whole path, on the adapter."""
     state = compile_graph(captured, Phase("inference"), device().target, OPTIONS, use_cache=False)
-    compiled = HostGraph(signature_of(state), device())
+    signature = Signature(state.plan, static_inputs=captured.static_inputs)
+    compiled = HostGraph(signature, device())
     return compiled(list(arguments))
 
 

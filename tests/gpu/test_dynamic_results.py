@@ -51,7 +51,13 @@ def test_sizes_that_come_from_data(function: Function) -> None:
     assert not counters.fallbacks
 
 
-@pytest.mark.parametrize("function", [_places, _kinds, _repeated])
+def _rows(x: Tensor) -> Any:
+    """No kernels of a plan have it: the device's own operator is called between them."""
+    rows, of_each = torch.unique(x.round(), dim=0, return_inverse=True)
+    return rows * 2, of_each + 1
+
+
+@pytest.mark.parametrize("function", [_places, _kinds, _repeated, _rows])
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_sizes_that_come_from_data_in_one_graph(function: Function, device: str) -> None:
     """One graph for all of them, and the same plans: the sizes are read between these."""

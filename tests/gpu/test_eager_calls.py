@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe, run_eagerly
 from tests.providers import device_in_use
-from torch_webgpu_compile.backend import compile_graph, native_operators, signature_of
-from torch_webgpu_compile.callables.signature import bound_offset
+from torch_webgpu_compile.callables.signature import Signature, bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
 from torch_webgpu_compile.capture.eager.capture import capture_call
+from torch_webgpu_compile.compiler import compile_graph, native_operators
 from torch_webgpu_compile.options import resolve
 from torch_webgpu_compile.plan.model import PlanOutput
 from torch_webgpu_compile.runtime.device import Device
@@ -41,7 +41,7 @@ class Runner:
         options = resolve(None, {"fallback": "error"})
         state = compile_graph(call.captured, call.phase, device.target, options)
         self.plan = state.plan
-        self.signature = signature_of(state)
+        self.signature = Signature(state.plan, state.phase, state.captured.static_inputs)
         self.executor = Executor(state.plan, device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:

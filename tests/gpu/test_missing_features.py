@@ -43,6 +43,7 @@ INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "bits": (lambda a, b: (a & b, a | b, a ^ b, ~a), (EXTREME[:, None], EXTREME)),
     "shifts": (lambda a, b: (a << b, a >> b), (EXTREME[:, None], SMALL)),
+    "powers": (lambda a, b: a**b, (EXTREME[:, None], torch.tensor([0, 1, 2, 5, 63, -1, -2, _LOW]))),
     "constants": (
         lambda a: (a + 2**40, a * -3, a.clamp(-(2**33), 2**33), a.where(a > 0, a // 10)),
         (EXTREME,),
@@ -107,6 +108,14 @@ def check(function: Callable[..., Any], *arguments: Tensor) -> None:
 def test_int64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lose("shader-int64", monkeypatch)
     check(INTEGERS[name][0], *INTEGERS[name][1])
+
+
+@pytest.mark.parametrize("wrong", [7, 2**32 + 1, _LOW])
+def test_an_int64_out_of_range_is_named(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose("shader-int64", monkeypatch)
+    compiled = torch.compile(lambda t, i: t[i], backend="webgpu", fullgraph=True)
+    with pytest.raises(IndexError, match=f"index {wrong} is out of bounds"):
+        compiled(torch.ones(5), torch.tensor([0, wrong, 2]))
 
 
 @pytest.mark.parametrize("name", SMALL_FLOATS)

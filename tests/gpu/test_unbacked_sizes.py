@@ -67,6 +67,12 @@ def narrowed(x: Tensor, n: Tensor) -> Any:
     return x.narrow(0, 0, k) + 1, x[:k].sin(), x[k:] * 2
 
 
+def sliced(x: Tensor, n: Tensor) -> Any:
+    k = n.item()
+    y = x[:, None] * x
+    return y[:k].sum(0), y[k:] * 2, y[:, 1:k:2] + 1, y[k:-1].cos(), y.T[-k:]  # type: ignore[misc]
+
+
 def viewed(x: Tensor, y: Tensor) -> Any:
     chosen = x[x > 0]
     square = chosen[:, None] * y[None, :3]
@@ -223,6 +229,7 @@ def test_programs(function: Function, device: str) -> None:
 def test_they_need_no_fallback() -> None:
     called(normalised, VECTORS[:1], "webgpu")
     called(joined_and_split, NUMBERS[:1], "webgpu")
+    called(sliced, [(R(9), torch.tensor(k)) for k in (3, 0, 12, -2, 9)], "webgpu")
     assert not counters.fallbacks
 
 

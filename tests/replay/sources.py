@@ -55,7 +55,9 @@ class Tree:
             digest.update(f"{path.relative_to(self.root)}\0".encode() + path.read_bytes())
         for path in (self.asking, *imported(self.programs)):
             digest.update(path.read_bytes())
-        digest.update(f"{targets} {sys.version} {list(map(_version, _OTHERS))}".encode())
+        # Nodes name lines of libraries by their paths, which are those of the environment.
+        environment = f"{sys.prefix} {sys.version} {list(map(_version, _OTHERS))}"
+        digest.update(f"{targets} {environment}".encode())
         return digest.hexdigest()[:24]
 
 

@@ -21,7 +21,7 @@ from tests.trust.faults import Tally, fault
 from torch_webgpu_compile import backend
 from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.callables.signature import Signature
-from torch_webgpu_compile.compiler import Compilation, compile_graph, signature_of
+from torch_webgpu_compile.compiler import Compilation, compile_graph
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.plan import cache_folder, serialize
 from torch_webgpu_compile.plan.cache_folder import CacheFolder
@@ -129,8 +129,7 @@ def _same_results(entry: _Entry, plan: Plan) -> bool:
 
 
 def _results(state: Compilation, plan: Plan) -> list[torch.Tensor]:
-    signature = signature_of(state)
-    own = Signature(plan, static_inputs=signature.static_inputs)
+    own = Signature(plan, static_inputs=state.captured.static_inputs)
     graph = HostGraph(own, device_for(state.options))
     generator = torch.Generator().manual_seed(1)
     values: list[Any] = []

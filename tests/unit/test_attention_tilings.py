@@ -10,7 +10,7 @@ from torch_webgpu_compile.codegen.tilings.attention_tilings import (
     AttentionTiling,
     choose_attention_tiling,
 )
-from torch_webgpu_compile.codegen.wgsl.render import _environment
+from torch_webgpu_compile.codegen.wgsl.render import environment_of
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol
 from torch_webgpu_compile.target import Target
 
@@ -53,7 +53,7 @@ def test_sizes_that_a_call_decides_count_as_large():
 )
 def test_shuffles_reach_the_invocations_of_a_query(tiling, subgroup):
     """Also where the adapter of the tests has smaller subgroups: the template's text, in Python."""
-    macros = _environment().get_template("attention_tiles.wgsl.jinja").module
+    macros = environment_of(Target()).get_template("attention_tiles.wgsl.jinja").module
     lines = macros.places("x", "y", tiling.sharing, tiling.block(subgroup))
     text = re.sub(r"(\d)u", r"\1", lines.replace("let ", "").replace("/", "//").replace(";", ""))
     places = {}

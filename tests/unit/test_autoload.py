@@ -73,7 +73,7 @@ def test_the_public_name(monkeypatch):
 # What `import torch` does, but later: PyTorch has changed meanwhile.
 _CHANGED = """
 import sys, torch
-sys.modules["torch.amp.grad_scaler"] = None
+del torch.amp.GradScaler.unscale_
 del torch.nn.parameter.UninitializedTensorMixin._allowed_methods
 torch.__version__ = "2.99.0"
 from torch_webgpu_compile.device import autoload, import_hooks
@@ -99,7 +99,7 @@ def test_a_patch_that_fails_is_left_out():
     assert "PyTorch 2.99.0 is newer than 2.14, the newest that torch-webgpu-compile was" in said
     for patch, error, why in (
         ("uninitialized_parameters", "AttributeError: ", "Why: a parameter without sizes"),
-        ("grad_scaler", "ModuleNotFoundError: ", "Why: it computes"),
+        ("grad_scaler", "AttributeError: ", "Why: it computes"),
         ("__main__", "AttributeError: .*module 'colorsys' has no", "Without it something else"),
     ):
         assert f"goes on without its patch {patch!r}, as what it patches" in said

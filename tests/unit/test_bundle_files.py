@@ -22,13 +22,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.bundle_schema import schema
 from tests.bundles import FORWARD, KERNELS, WEIGHTS, edit, export_sample
 from tests.plan_mutations import altered
 from torch_webgpu_compile import BundleError
 from torch_webgpu_compile.plan.model import FIRST_CHECK
 from torch_webgpu_compile.web.files import BundleWriter, TensorBytes
 from torch_webgpu_compile.web.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
-from torch_webgpu_compile.web.schema import schema
 from torch_webgpu_compile.web.tensors import read_header
 from torch_webgpu_compile.web.verify import open_bundle, read_manifest
 
@@ -265,6 +265,7 @@ HOST_STEP = {
         "keywords": [],
         "source": "",
         "changed": [],
+        "numbers": [],
         "on_device": False,
         "numbers": [],
     },

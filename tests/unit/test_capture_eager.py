@@ -9,7 +9,7 @@ import torch
 
 from tests.eager_calls import check_call, describe
 from tests.harness import TARGET
-from torch_webgpu_compile.capture.eager.calls import Argument, CapturedCall, Output
+from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output, ResultArgument
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.compiler import native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
@@ -33,7 +33,7 @@ def test_a_new_tensor_is_an_output() -> None:
 def test_out_is_written_and_not_read() -> None:
     out = torch.full((3, 4), float("nan"))
     call = check_call(aten.add.out, torch.randn(3, 4), torch.randn(4), out=out)
-    assert call.results == (Argument(2),)
+    assert call.results == (ResultArgument(2),)
     assert call.mutated == (2,)
 
 
@@ -41,7 +41,7 @@ def test_out_is_written_and_not_read() -> None:
 def test_in_place(dtype: torch.dtype) -> None:
     x = torch.randn(3, 4).to(dtype)
     call = check_call(aten.mul_.Tensor, x, torch.randn(4).to(dtype))
-    assert call.results == (Argument(0),)
+    assert call.results == (ResultArgument(0),)
 
 
 def test_in_place_on_a_transposed_tensor() -> None:

@@ -20,6 +20,7 @@ from torch_webgpu_compile.codegen.tilings.choose import (
     format_tilings,
     verify_tilings,
 )
+from torch_webgpu_compile.codegen.tilings.contraction import problem_of
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.errors import VerificationError
@@ -48,6 +49,8 @@ def test_they_are_data(tiled: TiledSchedule) -> None:
     assert isinstance(product[0], MatmulTiling)
     assert isinstance(attention[0], AttentionTiling)
     assert rest == ()
+    group, *_ = tiled.schedule.groups
+    assert tiled.problems == (problem_of(group, tiled.schedule.graph.buffers), None, None)
     assert format_tilings(tiled) == (
         f"tilings({tiled.schedule.graph.name!r})\ngroup 0: {product[0]}\ngroup 1: {attention[0]}\n"
     )

@@ -19,6 +19,7 @@ from torch_webgpu_compile.errors import AdapterError
 from torch_webgpu_compile.ir import numeric
 from torch_webgpu_compile.ir.buffers import Buffer, BufferOrigin
 from torch_webgpu_compile.ir.scalar import OPS, POLYNOMIALS
+from torch_webgpu_compile.lowering import special  # noqa: F401 - defines ops
 from torch_webgpu_compile.symbolic.sizes import ZERO, as_expr, evaluate, symbol
 
 randn = torch.randn
@@ -112,6 +113,12 @@ def test_every_scalar_op_has_wgsl_or_a_reason(name, kind):
         assert (name, kind) in UNSUPPORTED
     elif (name, kind) in UNSUPPORTED:
         pytest.fail(f"{name} of {kind.value} has a row: remove it from UNSUPPORTED")
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))
+def test_integers_in_words_have_the_operations_of_others(name):
+    rows = [op_row(name, dtype) for dtype in (dtypes.int64, dtypes.int64_in_words)]
+    assert rows.count(None) in (0, 2)
 
 
 @pytest.mark.parametrize("name", sorted(set(OPS) - _ELSEWHERE))

@@ -19,7 +19,7 @@ from torch_webgpu_compile.codegen.tilings.depthwise import (
     workgroup_nbytes,
 )
 from torch_webgpu_compile.compiler import Compilation
-from torch_webgpu_compile.ir.depthwise_nodes import DepthwiseWeightGradient, Windows
+from torch_webgpu_compile.ir.depthwise_nodes import ConvolutionWindows, DepthwiseWeightGradient
 from torch_webgpu_compile.ir.nodes import Pointwise
 from torch_webgpu_compile.ir.verify import verify_loop_graph
 from torch_webgpu_compile.plan.model import KernelCall
@@ -68,16 +68,18 @@ def test_gradients_of_few_channels_are_sums_of_parts() -> None:
     assert kinds(found) == ["depthwise_weight_gradient", "pointwise"]
 
 
-def windows() -> Iterator[Windows]:
+def windows() -> Iterator[ConvolutionWindows]:
     for kernel, stride, dilation in product((1, 2, 7, 64), (1, 2, 4), (1, 5)):
         for transposed in (False, True):
-            one = Windows((kernel,), (stride,), (kernel // 2,), (dilation,), transposed)
-            two = Windows(*(2 * entry for entry in (one.kernel, one.stride)), (3, 0), (1, dilation))
+            one = ConvolutionWindows((kernel,), (stride,), (kernel // 2,), (dilation,), transposed)
+            two = ConvolutionWindows(
+                *(2 * entry for entry in (one.kernel, one.stride)), (3, 0), (1, dilation)
+            )
             yield from (found for found in (one, two) if found.fits_tiles())
     # The farthest that windows may reach.
-    yield Windows((4, 4), (1, 1), (0, 0), (42, 1))
-    yield Windows((4, 4), (4, 4), (0, 0), (1, 42), True)
-    yield Windows((8, 8), (4, 4), (0, 0), (3, 3))
+    yield ConvolutionWindows((4, 4), (1, 1), (0, 0), (42, 1))
+    yield ConvolutionWindows((4, 4), (4, 4), (0, 0), (1, 42), True)
+    yield ConvolutionWindows((8, 8), (4, 4), (0, 0), (3, 3))
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
@@ -109,7 +111,7 @@ def test_tilings_fill_workgroups(neighbours: bool, sums: bool) -> None:
     """They have many invocations, and all channels of the sectors that they load."""
     target = replace(TARGET, max_workgroup_nbytes=48 << 10)
     for kernel, (channels, size) in product((3, 7), ((96, 56), (192, 28), (384, 14))):
-        found = Windows((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
+        found = ConvolutionWindows((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
         parts = 8 * 96 // channels if sums and neighbours else 1
         problem = Problem(found, 8, channels, size, size, neighbours, sums, size, parts)
         tiling = choose_depthwise_tiling(problem, target)

@@ -13,9 +13,10 @@ import torch
 from tests.compilations import compile_function
 from tests.harness import TARGET, capture, check, lower_checked
 from torch_webgpu_compile import dtypes
-from torch_webgpu_compile.codegen.hardening.spelling import exponentials, suffix
+from torch_webgpu_compile.codegen.hardening.spelling import fast_exp, suffix
 from torch_webgpu_compile.codegen.wgsl.op_table import op_row
-from torch_webgpu_compile.codegen.wgsl.render import _WORD, _library
+from torch_webgpu_compile.codegen.wgsl.render import _WORD, environment_of, library_of
+from torch_webgpu_compile.dtypes import DType
 from torch_webgpu_compile.ir.nodes import Contraction, HostCall, Scatter
 from torch_webgpu_compile.ir.scalar import OPS
 
@@ -100,17 +101,19 @@ def test_integers_accumulate(dtype: torch.dtype) -> None:
     assert any(isinstance(node, Scatter) for node in graph.nodes)
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_every_helper_exists(lanes: int) -> None:
-    library = _library()
-    for name in OPS:
-        row = op_row(name, dtypes.float64)
+@pytest.mark.parametrize("keeps_nan", [False, True])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int64_in_words])
+def test_every_helper_exists(dtype: DType, keeps_nan: bool) -> None:
+    target = replace(TARGET, exp_keeps_nan=keeps_nan)
+    library = library_of(environment_of(target))
+    for name, lanes in product(OPS, (1, 4)):
+        row = op_row(name, dtype)
         if row is not None:
-            text = row.format(*"abc", T="f64", s="f64", v=suffix(dtypes.float64, lanes))
+            v, exp = suffix(dtype, lanes), fast_exp(target, lanes)
+            text = row.format(*"abc", T="T", s=dtype.compute, v=v, exp=exp)
             assert set(_WORD.findall(text)) <= set(library), text
-    for keeps_nan, (name, definition) in product((False, True), library.items()):
-        target = replace(FLOAT64, exp_keeps_nan=keeps_nan)
-        missing = set(_WORD.findall(exponentials(definition, target))) - set(library)
+    for name, definition in library.items():
+        missing = set(_WORD.findall(definition)) - set(library)
         assert not missing, (name, missing)
 
 

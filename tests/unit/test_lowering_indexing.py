@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.harness import TARGET, capture, check, lower_checked
-from torch_webgpu_compile.ir.sorting_nodes import TILES, Tile
+from torch_webgpu_compile.ir.sorting_nodes import TILES, SortTiling
 from torch_webgpu_compile.lowering import radix
 
 F = torch.nn.functional
@@ -180,7 +180,7 @@ def test_rows_of_scalars_and_of_nothing() -> None:
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in tuple(TILES):
         monkeypatch.delitem(TILES, size)
-    monkeypatch.setitem(TILES, 4, Tile(4, 256, 4))
+    monkeypatch.setitem(TILES, 4, SortTiling(4, 256, 4))
     monkeypatch.setattr(radix, "_LEAST_PART", 4)
 
 

@@ -8,8 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.harness import TARGET, check
+from torch_webgpu_compile import dtypes
+from torch_webgpu_compile.ir import scalar
+from torch_webgpu_compile.ir.folding import of_constants
 
 FLOAT64 = replace(TARGET, features=TARGET.features | {"shader-f64"})
 NUMBERS = torch.cat([torch.linspace(-9, 30, 157), torch.tensor([0.0, 1e-6, 1.5e5])])
@@ -141,3 +145,9 @@ def test_frexp(dtype: torch.dtype) -> None:
     target = FLOAT64 if dtype is torch.float64 else TARGET
     check(torch.frexp, x.to(dtype), target=target, rtol=0, atol=0)
     check(torch.frexp, torch.tensor(10.0, dtype=dtype), target=target, rtol=0, atol=0)
+
+
+def test_what_loops_is_folded_while_tensors_are_fake():
+    with FakeTensorMode():
+        found = scalar.apply("zeta", scalar.const(2, dtypes.float32), 1.0)
+        assert of_constants(found).value == pytest.approx(math.pi**2 / 6)

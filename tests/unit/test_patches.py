@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
+import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import torch_webgpu_compile
 from torch_webgpu_compile import patches
+from torch_webgpu_compile.device.import_hooks import around
 from torch_webgpu_compile.errors import PyTorchVersionError
 from torch_webgpu_compile.patches import TABLE, Patch, When
 
@@ -27,7 +30,14 @@ def test_a_patch_explains_itself(path):
         assert len(found) == 1, f"{word} is to begin one paragraph"
         assert len(found[0].removeprefix(word).split()) >= 2
     functions = [node for node in TREES[path].body if isinstance(node, ast.FunctionDef)]
-    assert any(function.name == "install" for function in functions)
+    is_installed = any(function.name == "install" for function in functions)
+    assert is_installed or _declares(TREES[path])
+
+
+def _declares(tree):
+    """Whether a module has functions around those of other libraries."""
+    names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return "around" in names
 
 
 def test_every_patch_is_a_row():
@@ -120,6 +130,7 @@ def test_nothing_is_replaced_elsewhere():
         if path not in FILES:
             found = list(replacements(tree))
             assert len(found) == allowed.get(path, 0), f"{path}: {found}"
+            assert not _declares(tree), path
 
 
 @pytest.fixture
@@ -162,3 +173,58 @@ def test_a_context_that_fails_changes_nothing(monkeypatch):
     ):
         assert vars(holder) == {"value": 1}
     assert vars(holder) == {"value": 1}
+
+
+class _Owner:
+    """Has each kind of function that a patch may go around."""
+
+    def method(self, x):
+        return self, x
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def of_class(cls, x):
+        return cls, x
+
+    @property
+    def plain(self):
+        return self, 1
+
+    @functools.cached_property
+    def cached(self):
+        return [self]
+
+
+def test_a_function_goes_around_each_kind_of_function(monkeypatch):
+    module = ModuleType("patched_library")
+    contents = vars(_Owner).items()
+    module.Owner = type("Owner", (), {k: v for k, v in contents if k[:2] != "__"})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.__spec__ = SimpleNamespace(name=module.__name__)
+    names = ("method", "static", "of_class", "plain", "cached", "missing")
+
+    @around(*(f"patched_library:Owner.{name}" for name in names))
+    def noted(original, *arguments):
+        return ("noted", original(*arguments))
+
+    owner = module.Owner()
+    assert owner.method(1) == module.Owner.method(owner, 1) == ("noted", (owner, 1))
+    assert owner.static(2) == module.Owner.static(2) == ("noted", 2)
+    assert owner.of_class(3) == module.Owner.of_class(3) == ("noted", (module.Owner, 3))
+    assert owner.plain == ("noted", (owner, 1))
+    assert owner.cached is owner.cached
+    assert owner.cached == ("noted", [owner])
+
+
+def test_what_pytorch_does_not_have_is_a_warning_of_the_patch(monkeypatch):
+    monkeypatch.setattr(patches, "_warned", set())
+
+    def function(original):
+        return original()
+
+    function.__module__ = "torch_webgpu_compile.device.patches.lstm_cells"
+    with pytest.warns(RuntimeWarning, match=r"without its patch 'lstm_cells'.*Why: it compares"):
+        around("torch.nn.functional:is_not_there")(function)

@@ -64,8 +64,8 @@ def test_as_each_by_itself(name, monkeypatch):
     groups, buffers = state.schedule.groups, state.schedule.graph.buffers
     alone = [
         call
-        for group, tilings in zip(groups, tiled.tilings, strict=True)
-        for call in render_group(group, buffers, LARGE, tilings)
+        for group, *chosen in zip(groups, tiled.tilings, tiled.problems, strict=True)
+        for call in render_group(group, buffers, LARGE, *chosen)
     ]
     assert list(calls) == alone
     assert len(rendered) < len(groups)

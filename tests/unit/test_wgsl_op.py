@@ -372,12 +372,27 @@ def test_the_interpreter_refuses() -> None:
             interpret(graph, [x.numpy()])
 
 
-def test_float16_of_a_gpu_without_it() -> None:
+def test_float16_is_enabled_once() -> None:
     op = wgsl_op("tests::halves", "enable f16; fn halves(x: f32) -> f32 { return f32(f16(x)); }")
     wgsl = only_kernel(op, x).wgsl
     assert wgsl.startswith("enable f16;\n")
     assert wgsl.count("enable f16;") == 1
-    with pytest.raises(Exception, match="values of f16, and this GPU has no such type"):
+
+
+@pytest.mark.parametrize(
+    ("value", "types"),
+    [
+        ("f32(f16(x))", "f16"),
+        ("f32(i64(x) >> 3u)", "i64 or u64"),
+        ("f32(0x10000000flu + 5)", "i64 or u64"),
+        ("f32(0.1lf)", "f64"),
+    ],
+)
+def test_types_of_a_gpu_without_them(value: str, types: str) -> None:
+    op = wgsl_op("tests::typed", f"fn typed(x: f32) -> f32 {{ return {value}; }}")
+    every = {"shader-f16", "shader-int64", "shader-f64"}
+    only_kernel(op, x, target=Target(features=frozenset(every)))
+    with pytest.raises(Exception, match=f"values of {types}, and this GPU has no such type"):
         compile_function(op, x, target=Target(features=frozenset()))
 
 

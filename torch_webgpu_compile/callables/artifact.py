@@ -98,8 +98,8 @@ def _signature_of(content: dict[str, Any]) -> Signature:
         raise ValueError("the plan has another checksum")
     plan = serialize.loads(text)
     verify_plan(plan)
-    for part in (plan, plan.preparation):
-        for step in () if part is None else part.steps:
+    for part in plan.all_plans:
+        for step in part.steps:
             if isinstance(step, HostStep):
                 find_overload(step.target)
     given, codecs = content["signature"], _codecs()
@@ -117,14 +117,14 @@ def _codecs() -> dict[str, Codec]:
 def keep(name: str, compiled: Any, options: CompileOptions) -> None:
     """Gives PyTorch a compiled graph, which is stored by ``torch.compiler.save_cache_artifacts``.
 
-    Does nothing with a function around one.
+    Does nothing with a function around one, or with a composed one that may need other plans.
 
     Args:
         name: PyTorch's name of the graph.
         compiled: takes Dynamo's arguments and gives its results.
         options: that it was compiled with.
     """
-    if not isinstance(compiled, CompiledGraph):
+    if not isinstance(compiled, CompiledGraph) or compiled.plans_at:
         return
     text = serialize.dumps(compiled.plan).decode()
     loops, graph = compiled.plan_at, b""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import assert_never
+from typing import Any, assert_never
 
 from ..errors import VerificationError
 from ..ir.anchors import are_contractions
@@ -31,6 +31,7 @@ from ..ir.graph import (
 from ..ir.nodes import Factorization, Fourier, HostCall, Scan, Scatter, TriangularSolve, UserKernel
 from ..ir.renaming import group_key
 from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
+from ..ir.spaces import Node
 from ..ir.transposition import find_transposition
 from ..plan.model import STATUS, KernelCall
 from ..target import Target
@@ -67,7 +68,7 @@ from .tilings.choose import TiledSchedule, Tiling, Tilings
 from .tilings.contraction import has_shifts
 from .tilings.depthwise import DepthwiseTiling
 from .tilings.fourier import FourierTiling
-from .tilings.matmul import FewRowsTiling, MatmulTiling
+from .tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling
 from .tilings.units import UnitsTiling
 
 __all__ = ["Kernels", "render", "verify_kernels"]
@@ -94,14 +95,14 @@ def render(tiled: TiledSchedule, target: Target) -> Kernels:
     found: list[tuple[KernelCall | HostCall, ...]] = []
     known: dict[Hashable, tuple[tuple[str, ...], tuple[KernelCall, ...]]] = {}
     schedule, buffers = tiled.schedule, tiled.schedule.graph.buffers
-    for group, tilings in zip(schedule.groups, tiled.tilings, strict=True):
+    for group, tilings, problem in zip(schedule.groups, tiled.tilings, tiled.problems, strict=True):
         form, names = group_key(group, buffers) or (None, ())
         key = form, tilings
         if form is not None and (same := known.get(key)) is not None:
             instead = dict(zip(same[0], names, strict=True))
             found.append(tuple(call.on(instead) for call in same[1]))
             continue
-        calls = tuple(_render_group(group, buffers, target, tilings))
+        calls = tuple(_render_group(group, buffers, target, tilings, problem))
         if form is not None:
             kernels = tuple(call for call in calls if isinstance(call, KernelCall))
             known[key] = names, kernels
@@ -110,7 +111,11 @@ def render(tiled: TiledSchedule, target: Target) -> Kernels:
 
 
 def _render_group(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tilings: Tilings
+    group: KernelGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tilings: Tilings,
+    problem: MatmulProblem | None,
 ) -> Sequence[KernelCall | HostCall]:
     """One call of a group, or as many as `dispatch_count` says."""
     if isinstance(group, SingleGroup) and isinstance(group.node, HostCall):
@@ -120,12 +125,16 @@ def _render_group(
     if not dispatch_count(group, buffers):
         return []
     if tilings:
-        return [_render_tiled(group, buffers, target, tiling) for tiling in tilings]
+        return [_render_tiled(group, buffers, target, tiling, problem) for tiling in tilings]
     return [_render_kernel(group, buffers, target)]
 
 
 def _render_tiled(
-    group: KernelGroup, buffers: dict[str, Buffer], target: Target, tiling: Tiling
+    group: KernelGroup,
+    buffers: dict[str, Buffer],
+    target: Target,
+    tiling: Tiling,
+    problem: MatmulProblem | None,
 ) -> KernelCall:
     """The kernel of a group in one of its tilings."""
     match group, tiling:
@@ -145,8 +154,8 @@ def _render_tiled(
             return generate_fourier(node, buffers, target, chosen)
         case (AnchorGroup() | PairGroup() | SiblingGroup()) as products, (
             FewRowsTiling() | MatmulTiling() | UnitsTiling()
-        ) as chosen:
-            return generate_contraction(products, buffers, target, chosen)
+        ) as chosen if problem is not None:
+            return generate_contraction(products, problem, buffers, target, chosen)
     raise AssertionError(f"verify_tilings lets no {group} have {tiling}")
 
 
@@ -164,28 +173,25 @@ def _render_kernel(group: KernelGroup, buffers: dict[str, Buffer], target: Targe
             return generate_joint(group, buffers, target)
         case RowGroup():
             return generate_rows(group, buffers, target)
-        case SingleGroup(node=TriangularSolve() as node):
-            return generate_triangular_solve(node, buffers, target)
-        case SingleGroup(node=Factorization() as node):
-            return generate_factorization(node, buffers, target)
-        case SingleGroup(node=Scan() as node):
-            return generate_scan(node, buffers, target)
-        case SingleGroup(node=RowSort() as node):
-            return generate_row_sort(node, buffers, target)
-        case SingleGroup(node=DigitCounts() as node):
-            return generate_digit_counts(node, buffers, target)
-        case SingleGroup(node=PartSums() as node):
-            return generate_part_sums(node, buffers, target)
-        case SingleGroup(node=DigitScatter() as node):
-            return generate_digit_scatter(node, buffers, target)
-        case SingleGroup(node=PickDigit() as node):
-            return generate_pick_digit(node, buffers, target)
-        case SingleGroup(node=Compact() as node):
-            return generate_compact(node, buffers, target)
-        case SingleGroup(node=UserKernel() as node):
-            return generate_user_kernel(node, buffers, target)
+        case SingleGroup(node):
+            return _KERNELS[type(node)](node, buffers, target)
         case _:
             assert_never(group)  # type: ignore[arg-type]
+
+
+# Of nodes that share a kernel with no other.
+_KERNELS: dict[type[Node], Callable[[Any, dict[str, Buffer], Target], KernelCall]] = {
+    Compact: generate_compact,
+    DigitCounts: generate_digit_counts,
+    DigitScatter: generate_digit_scatter,
+    Factorization: generate_factorization,
+    PartSums: generate_part_sums,
+    PickDigit: generate_pick_digit,
+    RowSort: generate_row_sort,
+    Scan: generate_scan,
+    TriangularSolve: generate_triangular_solve,
+    UserKernel: generate_user_kernel,
+}
 
 
 def verify_kernels(kernels: Kernels, target: Target) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..dtypes import DType
+from ..dtypes import DType, int64_in_words
 from ..symbolic.sizes import Expr
+
+
+def vector_type(dtype: DType, lanes: int) -> str:
+    """The WGSL type of so many values; of integers in words, which are vectors, an array."""
+    if lanes == 1:
+        return dtype.compute
+    in_array = dtype is int64_in_words
+    return f"array<{dtype.compute}, {lanes}>" if in_array else f"vec{lanes}<{dtype.compute}>"
+
+
+def in_lanes(dtype: DType, codes: Sequence[str]) -> str:
+    """A value of several lanes as an expression."""
+    return f"{vector_type(dtype, len(codes))}({', '.join(codes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +37,24 @@ class Text:
 
     def lane(self, k: int) -> str:
         """One lane as a scalar expression."""
-        return f"{self.code}.{'xyzw'[k]}" if self.lanes > 1 else self.code
+        if self.lanes == 1:
+            return self.code
+        return f"{self.code}[{k}]" if self.dtype is int64_in_words else f"{self.code}.{'xyzw'[k]}"
 
     def widen(self, lanes: int) -> str:
         """The value as an expression of ``lanes`` lanes."""
         if lanes == self.lanes:
             return self.code
-        return f"vec4<{self.dtype.compute}>({self.code})"
+        if self.dtype is int64_in_words:
+            return f"tw_words_repeat_x{lanes}({self.code})"
+        return f"{vector_type(self.dtype, lanes)}({self.code})"
+
+
+def choice(condition: Text, yes: str, no: str, lanes: int, dtype: DType) -> str:
+    """One of two values of so many lanes, or one of two in each lane, as an expression."""
+    if lanes > 1 and dtype is int64_in_words:
+        return f"tw_words_where_x{lanes}({condition.widen(lanes)}, {yes}, {no})"
+    return f"select({no}, {yes}, {condition.code})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,13 @@
-"""`after_import`: what is to be done to another package, when that package is imported."""
+"""What is to be done to another package when that package is imported.
+
+`around` has calls of one of its functions go through one of this package, `after_import` does
+anything to it.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -9,9 +15,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from threading import get_ident
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..patches import attempt
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _Finder(MetaPathFinder):
@@ -123,3 +131,59 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
     _finder.waiting[name] = _both(_finder.waiting.get(name), function)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def around(*places: str) -> Callable[[_Function], _Function]:
+    """Has calls of a function of another library go through the decorated one, a patch's.
+
+    It gets the original before the arguments: of a method before ``self``, of a property or a class
+    method alike. What is replaced is so from the end of its module's import on. A place that
+    PyTorch does not have fails as patches do; other libraries' versions may lack it.
+
+    Args:
+        places: ``module:name`` or ``module:Class.name``, of a function that stands in each.
+    """
+
+    def declare(function: _Function) -> _Function:
+        for place in places:
+            name, _, path = place.partition(":")
+            *owners, attribute = path.split(".")
+
+            def change(module: Any, owners: Any = owners, attribute: str = attribute) -> None:
+                try:
+                    owner = functools.reduce(getattr, owners, module)
+                    original = inspect.getattr_static(owner, attribute)
+                except AttributeError:
+                    if module.__name__.partition(".")[0] == "torch":
+                        raise
+                    return
+                _set(owner, attribute, _through(original, function))
+
+            change.__module__ = function.__module__  # the patch, for a warning
+            after_import(name, change)
+        return function
+
+    return declare
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+    if isinstance(value, functools.cached_property):
+        value.__set_name__(owner, name)
+
+
+def _through(original: Any, function: Callable[..., Any]) -> Any:
+    """``function`` in the place of a function, or of what a class makes of one."""
+    match original:
+        case staticmethod() | classmethod():
+            return type(original)(_through(original.__func__, function))
+        case property():
+            return property(_through(original.fget, function))
+        case functools.cached_property():
+            return functools.cached_property(_through(original.func, function))
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(original, *arguments, **keywords)
+
+    return call

@@ -174,6 +174,11 @@ def short_source(source: str) -> str:
     return f"{Path(path).name}{separator}{rest}"
 
 
+def clip(text: str, length: int) -> str:
+    """The text, of at most so many characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def human_count(count: int) -> str:
     """A count for people, e.g. ``2.1 G``."""
     value, unit = float(count), ""

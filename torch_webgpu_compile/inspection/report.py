@@ -26,6 +26,7 @@ from .graph_report import (
     GraphReport,
     HostReport,
     KernelReport,
+    clip,
     dispatches_of,
     human_count,
     numbered_steps,
@@ -118,13 +119,9 @@ def _table(graph: GraphReport) -> list[str]:
     widths = [min(60, max(len(row[k]) for row in rows)) for k in range(len(rows[0]))]
     return [
         "  "
-        + "  ".join(_fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        + "  ".join(clip(cell, n).ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _fit(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
 
 
 def explain(

@@ -10,6 +10,7 @@ from .graph_report import (
     GraphReport,
     HostReport,
     KernelReport,
+    clip,
     dispatches_of,
     human_count,
     numbered_steps,
@@ -199,7 +200,7 @@ def _box(anchor: str, step: StepReport, x: float, y: float) -> str:
         traffic = f"{human_bytes(step.bytes_read)} → {human_bytes(step.bytes_written)}"
         third = f"{traffic}, {human_count(step.flops)} flop"
     lines = [
-        f'<text class="{css}" x="{x + 10:.0f}" y="{y + dy:.0f}">{escape(_clip(text))}</text>'
+        f'<text class="{css}" x="{x + 10:.0f}" y="{y + dy:.0f}">{escape(clip(text, 38))}</text>'
         for css, dy, text in (("name", 20, name), ("", 38, second), ("small", 54, third))
     ]
     title = escape(f"{name}\n{second}")
@@ -208,7 +209,3 @@ def _box(anchor: str, step: StepReport, x: float, y: float) -> str:
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="7"/>'
         f"{''.join(lines)}</a>"
     )
-
-
-def _clip(text: str, length: int = 38) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

@@ -212,4 +212,4 @@ def workgroup_type(dtype: DType) -> tuple[str, int]:
     """(WGSL type, bytes) of an element in workgroup memory."""
     if dtype.kind is Kind.BOOL:
         return "u32", 4  # NVIDIA's driver loses booleans there
-    return dtype.compute, {"i64": 8, "f64": 8}.get(dtype.compute, 4)
+    return dtype.compute, max(dtype.itemsize, 4)

@@ -212,7 +212,7 @@ def _are_evenly_spaced(found: Sequence[Sequence[Expr]]) -> bool:
 def _smallest_step(buffers: Mapping[str, Buffer], body: Scalar, env: dict[Symbol, Expr]) -> int:
     """The distance in memory between two neighbours, 2³⁰ when unknown."""
     smallest = 1 << 30
-    flat = next((s for e in env.values() for s in _flat_symbols(e)), None)
+    flat = next((s for e in env.values() for s in symbols_of(e) if s.name == "flat"), None)
     if flat is None:
         return smallest
     for address in _addresses(buffers, body):
@@ -221,7 +221,3 @@ def _smallest_step(buffers: Mapping[str, Buffer], body: Scalar, env: dict[Symbol
         if step.is_constant and step.constant:
             smallest = min(smallest, abs(step.constant))
     return smallest
-
-
-def _flat_symbols(expr: Expr) -> list[Symbol]:
-    return [s for s in symbols_of(expr) if s.name == "flat"]

@@ -23,7 +23,7 @@ _LARGEST_STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class ConvolutionWindows:
     """The geometry of a convolution's windows, one entry per space dimension.
 
     For the result at m, the tap k reads position m·stride − padding + k·dilation, or, of a
@@ -80,13 +80,13 @@ def tiled_windows(
     padding: Sequence[Expr],
     dilation: Sequence[Expr],
     transposed: bool,
-) -> Windows | None:
+) -> ConvolutionWindows | None:
     """The windows of a convolution that fit tiles; None of any other."""
     lists = [_numbers(entries) for entries in (kernel, stride, padding, dilation)]
     found = [entries for entries in lists if entries is not None]
     if len(found) < len(lists):
         return None
-    windows = Windows(found[0], found[1], found[2], found[3], transposed)
+    windows = ConvolutionWindows(found[0], found[1], found[2], found[3], transposed)
     return windows if windows.fits_tiles() else None
 
 
@@ -100,9 +100,6 @@ class DepthwiseConvolution(Anchor):
     (b…, d0, k…), both float32.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("batch", "positions", "image_sizes", "depth", "windows", "image", "weight"),
-    )
     TILED: ClassVar[bool] = True
 
     output: str
@@ -110,7 +107,7 @@ class DepthwiseConvolution(Anchor):
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
     depth: int
-    windows: Windows
+    windows: ConvolutionWindows
     image: Scalar
     weight: Scalar
     origins: tuple[Origin, ...] = ()
@@ -164,7 +161,7 @@ class DepthwiseWeightGradient(Anchor):
     images: Expr
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
-    windows: Windows
+    windows: ConvolutionWindows
     index: tuple[Expr, ...]
     moved: Scalar
     image: Scalar

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .depthwise_nodes import Windows
+from .depthwise_nodes import ConvolutionWindows
 
 Array = npt.NDArray[Any]
 
 
 def _taps(
-    windows: Windows, image: Array, positions: tuple[int, ...]
+    windows: ConvolutionWindows, image: Array, positions: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Array, ...], Array]]:
     """(tap, the results that it has, by dimension, what they read), of every tap.
 
@@ -40,7 +40,9 @@ def _taps(
         yield tap, tuple(where), read
 
 
-def convolution(windows: Windows, image: Array, weight: Array, positions: tuple[int, ...]) -> Array:
+def convolution(
+    windows: ConvolutionWindows, image: Array, weight: Array, positions: tuple[int, ...]
+) -> Array:
     """The output of a `DepthwiseConvolution`: [images, channels, *positions].
 
     ``image``: [images, channels, depth, *space]; ``weight``: [images, channels, depth, *kernel].
@@ -53,7 +55,7 @@ def convolution(windows: Windows, image: Array, weight: Array, positions: tuple[
     return out
 
 
-def weight_gradient(windows: Windows, moved: Array, image: Array) -> Array:
+def weight_gradient(windows: ConvolutionWindows, moved: Array, image: Array) -> Array:
     """The sums of a `DepthwiseWeightGradient`: [channels, *kernel].
 
     ``moved``: [channels, images, *positions]; ``image``: [channels, images, *space].

@@ -202,7 +202,6 @@ class Factorization(Node):
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "info", "pivots")
-    OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "matrix")
     LARGEST: ClassVar[int] = 240
     """Rows and columns of which one workgroup factors a matrix by itself; where it has more to do,
     llvmpipe ends its loops.
@@ -431,7 +430,6 @@ class HostCall(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
     INPUTS: ClassVar[tuple[str, ...]] = ("arguments", "keywords", "changed")
-    OPERANDS: ClassVar[tuple[str, ...]] = ("target", *INPUTS, "on_device")
 
     outputs: tuple[str, ...]
     target: str

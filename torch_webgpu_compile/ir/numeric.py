@@ -1,4 +1,7 @@
-"""The scalar ops on NumPy arrays, with PyTorch's rules. Used to interpret and to fold constants."""
+"""The scalar ops on NumPy arrays, with PyTorch's rules. Used to interpret and to fold constants.
+
+What NumPy does not have, `lowering.special` defines by PyTorch's own functions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType, Kind
-from . import float8, numeric_special
+from . import float8
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +88,11 @@ def scalar_op(name: str, operands: Sequence[Array], dtype: DType) -> Array:
     return round_to(np.asarray(result), dtype)
 
 
+def define(name: str, function: Callable[..., Array]) -> None:
+    """Says what an op computes that has no row here."""
+    _OPS[name] = function
+
+
 def _vectorized(function: Callable[[float], float]) -> Callable[[Array], Array]:
     def apply(x: Array) -> Array:
         flat = [function(float(v)) for v in np.ravel(x)]
@@ -134,69 +142,36 @@ def _pow(a: Array, b: Array) -> Array:
     return np.where(b < 0, negative, positive)
 
 
-def _bits(kind: str) -> Callable[[Array, Array], Array]:
-    functions: dict[str, Any] = {
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    function: Callable[[Array, Array], Array] = functions[kind]
-    return function
-
-
+_SAME_NAME = (
+    "bitwise_and bitwise_or bitwise_xor "
+    "add remainder fmod minimum maximum copysign nextafter abs square sqrt exp exp2 expm1 log "
+    "log2 log10 log1p sin cos tan sinh cosh tanh floor ceil trunc isnan isinf where gcd"
+)
 _OPS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
+    **{name: getattr(np, name) for name in _SAME_NAME.split()},
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.true_divide,
     "floor_divide": _floor_divide,
     "trunc_divide": _trunc_divide,
-    "remainder": np.remainder,
-    "fmod": np.fmod,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
     "pow": _pow,
     "atan2": np.arctan2,
-    "bitwise_and": _bits("and"),
-    "bitwise_or": _bits("or"),
-    "bitwise_xor": _bits("xor"),
     "shift_left": np.left_shift,
     "shift_right": np.right_shift,
-    "copysign": np.copysign,
-    "nextafter": np.nextafter,
     "neg": np.negative,
-    "abs": np.abs,
     "sign": _sign,
-    "square": np.square,
     "reciprocal": lambda x: 1 / x,
-    "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "exp": np.exp,
     "fast_exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
     "asin": np.arcsin,
     "acos": np.arccos,
     "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
     "erf": _vectorized(math.erf),
     "erfc": _vectorized(math.erfc),
     "sigmoid": _sigmoid,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
     "round": np.rint,
     "bitwise_not": np.invert,
     "eq": np.equal,
@@ -205,11 +180,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "where": np.where,
     "opaque": np.positive,
     "exact_div": np.true_divide,
     "wide_div": np.true_divide,
-    **numeric_special.FUNCTIONS,
 }

@@ -175,7 +175,7 @@ def choose_row_strategy(
         depth,
         passes,
         target.subgroup_size if shuffled else 0,
-        tuple(_exchanged(members, depth, sums)),
+        tuple(_exchanged(members, depth, sums, target)),
     )
 
 
@@ -184,13 +184,16 @@ def _passes(members: Sequence[Member], depth: Mapping[str, int]) -> int:
 
 
 def _exchanged(
-    members: Sequence[Member], depth: Mapping[str, int], sums: Mapping[str, ShiftedSum]
+    members: Sequence[Member],
+    depth: Mapping[str, int],
+    sums: Mapping[str, ShiftedSum],
+    target: Target,
 ) -> list[tuple[str, int]]:
     largest = {own.largest for own in sums.values()}
     reductions = [m for m in members if m.reduction and m.output not in sums]
     found = []
     for m in sorted(reductions, key=lambda m: depth[m.output]):
-        own = workgroup_type(m.body.dtype)
+        own = workgroup_type(target.in_wgsl(m.body.dtype))
         found.append(own)
         if m.output in largest:
             found.append(own)  # the sum

@@ -448,23 +448,31 @@ def rewrite(
         if keep(node):
             done[node] = node
             continue
-        built: Scalar
-        match node:
-            case Load(buffer, idx, dtype):
-                built = Load(buffer, tuple(done[i] for i in idx), dtype)
-            case Op(name, args, dtype):
-                built = Op(name, tuple(done[a] for a in args), dtype)
-            case Masked(condition, body, other):
-                built = Masked(done[condition], done[body], done[other])
-            case Checked(position, given, size, check):
-                built = Checked(done[position], done[given], done[size], check)
-            case FunctionCall(function, args, result):
-                built = FunctionCall(function, tuple(done[a] for a in args), result)
-            case _:
-                built = node
+        before = children(node)
+        operands = tuple([done[operand] for operand in before])
+        built = node if operands == before else _with_operands(node, operands)
         changed = change(built)
         done[node] = built if changed is None else changed
     return done[root]
+
+
+def _with_operands(node: Scalar, operands: tuple[Scalar, ...]) -> Scalar:
+    """``node`` with others in place of its `children`."""
+    match node:
+        case Load(buffer, _, dtype):
+            return Load(buffer, operands, dtype)
+        case Op(name, _, dtype):
+            return Op(name, operands, dtype)
+        case Masked():
+            condition, body, other = operands
+            return Masked(condition, body, other)
+        case Checked(check=check):
+            position, given, size = operands
+            return Checked(position, given, size, check)
+        case FunctionCall(function, _, result):
+            return FunctionCall(function, operands, result)
+        case _:
+            return node
 
 
 def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
@@ -502,6 +510,7 @@ def functions_of(root: Scalar) -> list[WgslFunction]:
     return list(dict.fromkeys(calls))
 
 
+@lru_cache(maxsize=1 << 13)
 def scalar_symbols(root: Scalar) -> frozenset[Symbol]:
     """Every symbol in the index expressions under ``root``."""
     found: frozenset[Symbol] = frozenset()

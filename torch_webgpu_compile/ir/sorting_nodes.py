@@ -29,7 +29,7 @@ def sums_nbytes(workgroup: int, groups: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class SortTiling:
     """How a workgroup orders up to ``size`` elements.
 
     ``workgroup`` invocations keep them in registers, and pass them through ``words`` of workgroup
@@ -64,11 +64,11 @@ class Tile:
 TILES = {
     tile.size: tile
     for tile in (
-        Tile(256, 256, 2048),
-        Tile(1024, 256, 2048),
-        Tile(3072, 256, 3072),
-        Tile(4096, 512, 4096),
-        Tile(12_288, 512, 6144),
+        SortTiling(256, 256, 2048),
+        SortTiling(1024, 256, 2048),
+        SortTiling(3072, 256, 3072),
+        SortTiling(4096, 512, 4096),
+        SortTiling(12_288, 512, 6144),
     )
 }
 """By size."""
@@ -108,9 +108,6 @@ class RowSort(Node):
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("ranges", "length", "count", "tile", "bits", "words", "payloads"),
-    )
     TILED: ClassVar[bool] = True
 
     outputs: tuple[str, ...]
@@ -179,7 +176,6 @@ class PartSums(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("before", "totals")
     INPUTS: ClassVar[tuple[str, ...]] = ("counts",)
-    OPERANDS: ClassVar[tuple[str, ...]] = ("counts", "ranges", "parts", "lanes")
 
     before: str
     totals: str
@@ -216,9 +212,6 @@ class DigitScatter(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
     INPUTS: ClassVar[tuple[str, ...]] = ("before", "totals")
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("before", "totals", "ranges", "length", "tile", "bits", "digit", "payloads"),
-    )
     TILED: ClassVar[bool] = True
 
     outputs: tuple[str, ...]
@@ -258,7 +251,6 @@ class PickDigit(Node):
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("prefix", "rest")
     INPUTS: ClassVar[tuple[str, ...]] = ("counts",)
-    OPERANDS: ClassVar[tuple[str, ...]] = ("counts", "ranges", "parts", "wanted", "above", "shift")
 
     prefix: str
     rest: str
@@ -299,7 +291,6 @@ class Compact(Node):
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("counts",)
-    OPERANDS: ClassVar[tuple[str, ...]] = ("counts", "ranges", "length", "part", "count", "kind")
     TILED: ClassVar[bool] = True
 
     output: str

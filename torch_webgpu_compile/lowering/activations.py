@@ -7,10 +7,7 @@ import math
 import torch
 
 from ..ir.scalar import Scalar, apply, where
-from .builder import Builder
-from .pointwise import Number, elementwise, lowers_elementwise
-from .registry import lowers
-from .value import Value, channelwise
+from .pointwise import Number, lowers_elementwise
 
 aten = torch.ops.aten
 
@@ -161,14 +158,3 @@ def logit(x: Scalar, eps: Number | None = None) -> Scalar:
     if eps is not None:
         x = apply("minimum", apply("maximum", x, eps), 1 - eps)
     return apply("log", x / (1 - x))
-
-
-@lowers(aten.prelu.default, aten._prelu_kernel.default)
-def lower_prelu(builder: Builder, self: Value, weight: Value) -> Value:
-    """``x`` where x > 0, else ``weight · x``.
-
-    A weight vector has one entry for each index of dimension 1; others broadcast.
-    """
-    if weight.rank == 1 and self.rank > 1:
-        weight = channelwise(weight, self)
-    return elementwise(builder, lambda x, w: where(x > 0, x, x * w), self, weight)

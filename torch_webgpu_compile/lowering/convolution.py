@@ -13,7 +13,7 @@ import torch
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
+from ..ir.depthwise_nodes import ConvolutionWindows, DepthwiseConvolution, DepthwiseWeightGradient
 from ..ir.nodes import Contraction
 from ..ir.scalar import cast
 from ..ir.spaces import iteration_symbols
@@ -89,7 +89,7 @@ def _depthwise(
     input: Value,
     weight: Value,
     geometry: Geometry,
-    windows: Windows,
+    windows: ConvolutionWindows,
     sizes: tuple[Expr, ...],
     dtype: DType,
     name: str,
@@ -267,7 +267,12 @@ def _weight_gradient(
 
 
 def _depthwise_weight_gradient(
-    builder: Builder, slow: Value, fast: Value, weight: Value, windows: Windows, rows: Expr
+    builder: Builder,
+    slow: Value,
+    fast: Value,
+    weight: Value,
+    windows: ConvolutionWindows,
+    rows: Expr,
 ) -> Value:
     """`_weight_gradient` of one channel per group on each side of it, or several that are rows."""
     (channel,) = iteration_symbols("c", weight.sizes[:1])

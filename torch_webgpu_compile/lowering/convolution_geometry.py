@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..dtypes import DType
-from ..ir.depthwise_nodes import Windows, tiled_windows
+from ..ir.depthwise_nodes import ConvolutionWindows, tiled_windows
 from ..ir.nodes import Contraction
 from ..ir.scalar import Index, Scalar, apply, cast
 from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, magnitude, product
@@ -40,7 +40,7 @@ class Geometry:
         stride, padding, dilation = map(full, lists)
         return Geometry(stride, padding, dilation, int(groups), bool(transposed))
 
-    def tiled(self, kernel: Sequence[Expr]) -> Windows | None:
+    def tiled(self, kernel: Sequence[Expr]) -> ConvolutionWindows | None:
         """Its windows, if a kernel that keeps tiles of images can go through them."""
         return tiled_windows(kernel, self.stride, self.padding, self.dilation, self.transposed)
 

@@ -12,7 +12,7 @@ from ..dtypes import DType
 from ..ir.scalar import Scalar
 from ..symbolic.sizes import Expr
 from ..torch_ops.dtypes import dtype_of
-from ..torch_ops.elementwise import Argument, Reference, Step
+from ..torch_ops.elementwise import Operand, Reference, Step
 from .builder import Builder, ResultType
 from .registry import LOWERINGS, NotLowered
 from .value import Value
@@ -35,7 +35,7 @@ def lowered_steps(
     sizes: tuple[Expr, ...],
     given: Callable[[Reference], Value],
     title: str,
-) -> Callable[[Argument], Any]:
+) -> Callable[[Operand], Any]:
     """Lowers the steps of a function; the result gives the values of its arguments.
 
     Args:
@@ -48,7 +48,7 @@ def lowered_steps(
     inner = _ScalarBuilder(builder.target, builder.reader, builder.buffers, origin=builder.origin)
     results: list[Value] = []
 
-    def value(argument: Argument) -> Any:
+    def value(argument: Operand) -> Any:
         match argument:
             case Reference("step", number):
                 return results[number]

@@ -11,7 +11,7 @@ from ..dtypes import DType
 from ..ir.nodes import Scan, carry_name
 from ..ir.scalar import Local, Scalar, cast, loads_of
 from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides
-from ..torch_ops.elementwise import Argument, Reference
+from ..torch_ops.elementwise import Operand, Reference
 from ..torch_ops.scans import ScanFunction, parsed
 from .builder import Builder, operand
 from .elementwise import lowered_steps
@@ -127,7 +127,7 @@ def _bodies(
 
     value = lowered_steps(builder, function.steps, lanes, given, "a scan")
 
-    def body(argument: Argument, dtype: DType) -> Scalar:
+    def body(argument: Operand, dtype: DType) -> Scalar:
         found = value(argument)
         return builder.finished(operand(found, lanes, dtype))
 

@@ -8,7 +8,6 @@ which a contraction does not accumulate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -17,16 +16,14 @@ from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, ZERO, Expr
-from .activations import gelu, relu
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype
-from .reductions import Reducing, converted, lower_vector_norm
+from .reductions import Reducing, converted
 from .registry import lowers
 from .value import (
     Value,
     broadcast_index,
-    broadcast_sizes,
     has_no_elements,
     permute,
     positions,
@@ -157,22 +154,6 @@ def add_scaled(
     return elementwise(builder, sum_of, bias, product, dtype=product.dtype)
 
 
-@lowers(aten._addmm_activation.default)
-def lower_addmm_activation(
-    builder: Builder,
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    *,
-    use_gelu: bool = False,
-    **scales: Operand,
-) -> Value:
-    """relu (or tanh-gelu) of addmm."""
-    total = lower_addmm(builder, self, mat1, mat2, **scales)
-    function = partial(gelu, approximate="tanh") if use_gelu else relu
-    return elementwise(builder, function, total)
-
-
 @lowers(aten.mv.default)
 def lower_mv(builder: Builder, self: Value, vec: Value) -> Value:
     """[m, k] · [k]: a vector of m elements."""
@@ -297,15 +278,3 @@ def lower_cdist(
     kind, body = _norm_terms(left - right, p)
     total = builder.reduce(kind, body, sizes, (depth,), name="terms")
     return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
-
-
-@lowers(aten.dist.default)
-def lower_dist(builder: Builder, self: Value, other: Value, p: Operand = 2) -> Value:
-    """The p-norm of self − other."""
-    dtype = compute_dtype(builder.out.dtype)
-    index_sizes = broadcast_sizes([self.sizes, other.sizes])
-    index = positions(index_sizes)
-    left = cast(self.at(broadcast_index(self, index)), dtype)
-    right = cast(other.at(broadcast_index(other, index)), dtype)
-    difference = Value(dtype, index_sizes, left - right)
-    return lower_vector_norm(builder, difference, p)

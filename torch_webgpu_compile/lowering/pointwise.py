@@ -14,7 +14,6 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import Expr
-from ..torch_ops.dtypes import torch_dtype
 from ..torch_private import OpOverload
 from .builder import Builder, operand
 from .promotion import Operand, compute_dtype, float_dtype, result_dtype, rounded_to
@@ -493,34 +492,6 @@ def lower_where(builder: Builder, condition: Value, self: Operand, other: Operan
 def lower_masked_fill(builder: Builder, self: Value, mask: Value, value: Operand) -> Value:
     """``value`` where the mask is nonzero, else ``self``, in the dtype of ``self``."""
     return lower_where(builder, mask, value, self)
-
-
-@lowers(aten.nan_to_num.default)
-def lower_nan_to_num(
-    builder: Builder,
-    self: Value,
-    nan: Operand | None = None,
-    posinf: Operand | None = None,
-    neginf: Operand | None = None,
-) -> Value:
-    """NaN and infinities replaced; integers are returned as they are.
-
-    NaN becomes ``nan`` (0 if None), infinities ``posinf`` and ``neginf`` (if None, the largest and
-    the lowest finite number of the dtype).
-    """
-    if not self.dtype.is_float:
-        return self
-    limits = torch.finfo(torch_dtype(self.dtype))
-    compute = compute_dtype(self.dtype)
-    above = operand(limits.max if posinf is None else posinf, (), compute)
-    below = operand(limits.min if neginf is None else neginf, (), compute)
-    number = operand(0.0 if nan is None else nan, (), compute)
-
-    def body(x: Scalar) -> Scalar:
-        finite = where(apply("isinf", x), where(x > 0.0, above, below), x)
-        return where(apply("isnan", x), number, finite)
-
-    return elementwise(builder, body, self)
 
 
 @lowers_elementwise(aten.heaviside.default)

@@ -52,11 +52,9 @@ def key_words(scalar: Scalar, descending: bool, bits: int | None = None) -> tupl
         words = _halves(scalar, bits)
     else:
         words = (_ordered_integer(scalar, dtype, bits),)
-    return tuple(KeyWord(_reversed(w), w.bits) for w in words) if descending else words
-
-
-def _reversed(word: KeyWord) -> Scalar:
-    return word.body ^ ((1 << word.bits) - 1)
+    if not descending:
+        return words
+    return tuple(KeyWord(w.body ^ ((1 << w.bits) - 1), w.bits) for w in words)
 
 
 def _ordered_single(value: Scalar) -> Scalar:

@@ -61,12 +61,10 @@ class _Taken:
         self.places = places
         self.is_whole = value.dtype.itemsize >= 4
 
-    def _value_at(self, place: Scalar) -> Scalar:
-        return self.value.at([*positions(self.value.sizes)[:-1], place])
-
     def payloads(self, place: Scalar) -> list[Scalar]:
         """The payloads of the element at ``place``."""
-        values = [self._value_at(place)] * self.is_whole
+        value = self.value.at([*positions(self.value.sizes)[:-1], place])
+        values = [value] * self.is_whole
         if self.places:
             return [*values, place]
         return values or radix.place_alone(place)

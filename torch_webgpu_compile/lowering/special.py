@@ -6,14 +6,18 @@ Those of a single tensor, but for Bessel functions, and those of two tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import torch
 
 from .. import dtypes
+from ..ir import numeric
 from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import IntLike
+from ..torch_private import _disable_current_modes
 from .builder import Builder
 from .pointwise import elementwise, lowers_elementwise
 from .promotion import compute_dtype, float_dtype, result_dtype
@@ -394,8 +398,19 @@ def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
     return elementwise(builder, body, self, dtype=float_dtype(self.dtype))
 
 
+def _define(name: str, function: Callable[..., Any]) -> None:
+    """On the host, a function that kernels loop for is PyTorch's own."""
+
+    def on_host(*operands: Any) -> Any:
+        with _disable_current_modes():  # tensors of a graph that is compiled are fake
+            return function(*(torch.from_numpy(np.array(operand)) for operand in operands)).numpy()
+
+    numeric.define(name, on_host)
+
+
 def _register_polynomial(operator: str, name: str) -> None:
     packet = getattr(aten, f"special_{operator}")
+    _define(name, packet)
 
     @lowers_elementwise(packet.default, packet.x_scalar, packet.n_scalar, to_float=True)
     def body(x: Scalar, n: Scalar) -> Scalar:
@@ -413,6 +428,7 @@ _register_polynomial("legendre_polynomial_p", "legendre")
 
 
 _ZETA = aten.special_zeta
+_define("zeta", _ZETA)
 
 
 @lowers_elementwise(_ZETA.default, _ZETA.self_scalar, _ZETA.other_scalar, to_float=True)
@@ -422,7 +438,10 @@ def _zeta(x: Scalar, q: Scalar) -> Scalar:
 
 
 def _register_gamma(name: str) -> None:
-    @lowers(getattr(aten, name).default)
+    packet = getattr(aten, name)
+    _define(name, packet)
+
+    @lowers(packet.default)
     def lower(builder: Builder, self: Value, other: Value) -> Value:
         """An incomplete gamma function of parameter ``self`` at ``other``.
 

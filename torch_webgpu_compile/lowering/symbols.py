@@ -18,6 +18,7 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..errors import UnsupportedOp
+from ..ir.numeric import round_to
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const
 from ..symbolic.size_classes import size_class
 from ..symbolic.sizes import (
@@ -68,16 +69,7 @@ def literal(value: Number, dtype: DType) -> Const:
 def _rounded(value: float, dtype: DType) -> float:
     # NumPy, because PyTorch's own tensors are fake while a graph is compiled.
     with np.errstate(over="ignore"):
-        if dtype is dtypes.bfloat16:
-            single = np.float32(value)
-            if not np.isfinite(single):
-                return float(single)
-            bits = int(single.view(np.uint32))
-            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-            return float(np.uint32(bits).view(np.float32))
-        if dtype.is_float8:
-            return value  # `const` rounds
-        return float(np.dtype(dtype.name).type(value))
+        return float(round_to(np.asarray(value), dtype))
 
 
 def _symbol_range(expr: sympy.Symbol, node: Any) -> tuple[int, int | None, int | None]:

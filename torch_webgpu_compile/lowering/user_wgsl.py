@@ -34,7 +34,7 @@ def lower_function(function: WgslFunction, *, times_first: bool = False) -> Lowe
     dtypes = [CALL_DTYPES[type] for _, type in function.parameters]
 
     def lower(builder: Builder, *operands: Operand) -> tuple[Value | None, ...]:
-        check_float16(builder, function)
+        check_features(builder, function)
         sizes = builder.out.sizes
         given = operands[1:] if times_first else operands
         pairs = zip(given, dtypes, strict=True)
@@ -52,15 +52,20 @@ def lower_function(function: WgslFunction, *, times_first: bool = False) -> Lowe
     return lower
 
 
-def check_float16(builder: Builder, written: WgslFunction | WgslKernel) -> None:
-    """Raises UnsupportedOp for ``f16`` on a GPU that has no such type."""
-    if written.needs_float16 and not builder.target.has_float16:
-        raise UnsupportedOp(
-            written.name,
-            "its WGSL has values of f16, and this GPU has no such type (shader-f16)",
-            "write it in f32: float16 tensors are converted",
-            builder.origin.source,
-        )
+_TYPES = {
+    "shader-f16": ("f16", "write it in f32: float16 tensors are converted"),
+    "shader-int64": ("i64 or u64", "write it in i32 or u32"),
+    "shader-f64": ("f64", "write it in f32"),
+}
+"""The types that are there with a feature only, and what to do without."""
+
+
+def check_features(builder: Builder, written: WgslFunction | WgslKernel) -> None:
+    """Raises UnsupportedOp for types that WGSL has not on this GPU."""
+    for feature in sorted(written.features - builder.target.features):
+        types, step = _TYPES[feature]
+        cause = f"its WGSL has values of {types}, and this GPU has no such type ({feature})"
+        raise UnsupportedOp(written.name, cause, step, builder.origin.source)
 
 
 Launch = Callable[..., tuple[tuple[Any, Any, Any], Sequence[Any]]]
@@ -77,7 +82,7 @@ def lower_kernel(kernel: WgslKernel, order: Sequence[int], launch: Launch) -> Lo
     """
 
     def lower(builder: Builder, *values: Any) -> tuple[Value | None, ...]:
-        check_float16(builder, kernel)
+        check_features(builder, kernel)
         results = [builder.result(k) for k in range(len(kernel.outputs))]
         if all(has_no_elements(result.sizes) for result in results):
             return tuple(builder.zeros(k) for k in range(len(results)))

@@ -452,8 +452,8 @@ class Plan:
 
     A plan is of kernels, or it is *composed* of other plans: what data decides, which of them run,
     how often and on tensors of which sizes, is decided between them. The steps of a composed plan
-    give names to tensors and numbers. Its ``buffers`` are inputs and constants only; all other
-    tensors have the layout that a step gave them. Its outputs name what they return, and nothing
+    give names to tensors and numbers. Its ``buffers`` are inputs only; all other tensors have the
+    layout that a step gave them. Its outputs name what they return, and nothing
     else. Complex tensors are real ones (…, 2).
 
     Attributes:

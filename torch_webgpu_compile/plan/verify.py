@@ -400,7 +400,7 @@ class _ComposedVerifier(_Verifier):
         self._outline()
         self._require(not plan.kernels and plan.preparation is None, "a composed plan has kernels")
         roles = {buffer.role for buffer in self._buffers.values()}
-        self._require(roles <= {"input", "constant"}, "a composed plan has memory of its own")
+        self._require(roles <= {"input"}, "a composed plan has memory of its own")
         self._gives = [_verify(inner) for inner in plan.plans or ()]
         self._tensors = set(self._buffers)
         self._numbers = {symbol.name for symbol in self._given()}

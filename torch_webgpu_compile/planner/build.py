@@ -46,7 +46,8 @@ def build_plan(
         key = (call.kernel.wgsl, call.kernel.bindings)
         if key not in kernels:
             kernels[key] = len(table)
-            table.append(_unique_name(call.kernel, table))
+            name = f"{call.kernel.name}_{len(table)}"  # unique
+            table.append(replace(call.kernel, name=name))
         bindings = tuple(replace(b, buffer=names[b.buffer]) for b in call.bindings)
         steps.append(replace(call.dispatch(kernels[key]), bindings=bindings))
     outputs = tuple(_plan_output(output, graph, names) for output in graph.outputs)
@@ -80,10 +81,6 @@ def _memory_names(graph: LoopGraph) -> dict[str, str]:
         if graph.buffers[roots[name]].origin is BufferOrigin.INTERMEDIATE
     }
     return {name: shown.get(root, root) for name, root in roots.items()}
-
-
-def _unique_name(kernel: Kernel, table: Sequence[Kernel]) -> Kernel:
-    return replace(kernel, name=f"{kernel.name}_{len(table)}")
 
 
 def _plan_output(o: GraphOutput, graph: LoopGraph, names: Mapping[str, str]) -> PlanOutput:

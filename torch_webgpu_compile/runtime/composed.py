@@ -32,7 +32,6 @@ from ..plan.model import (
     HostStep,
     Loop,
     Plan,
-    PlanBuffer,
     PlanOutput,
     ReadNumber,
     Run,
@@ -121,18 +120,9 @@ class ComposedExecutor:
                 known[id(inner)] = _part_of(inner, device, host, plan_at or {})
         self._parts = [known[id(inner)] for inner in plan.plans or ()]
         self._sources = size_sources(plan)
-        self._constants = {
-            name: _constant(device, plan.buffers[name], data)
-            for name, data in plan.constants.items()
-        }
         self._inputs = [entry.buffer for entry in plan.inputs]
         self._dead = _last_reads(plan)
-        device.add_holder(self)
-
-    def held(self) -> tuple[str, int]:
-        """Constants between nested plans."""
-        memory = sum(tensor.memory.nbytes for tensor in self._constants.values())
-        return "constants between plans", memory
+        device.add_reclaimable(self)
 
     def reclaim(self) -> None:
         """Drops what was resolved for sizes (`Device.empty_cache`)."""
@@ -156,8 +146,7 @@ class ComposedExecutor:
             DeviceError: the device refused these or earlier commands.
         """
         results = self.run(arguments)
-        own = {id(t.memory) for t in self._constants.values()}
-        own.update(id(value.memory) for value in arguments if isinstance(value, GpuTensor))
+        own = {id(value.memory) for value in arguments if isinstance(value, GpuTensor)}
         memory = [id(value.memory) for value in results if isinstance(value, GpuTensor)]
         loans = Counter(memory)
         for k, output in enumerate(self.plan.outputs):
@@ -177,9 +166,7 @@ class ComposedExecutor:
 
     def run(self, arguments: Sequence[Value]) -> list[Value]:
         """`__call__`, but for the promise of what shares memory."""
-        values: dict[str, Any] = dict(self._constants)
-        for source in self._sources:
-            values[source.name] = _size(source, arguments)
+        values: dict[str, Any] = {s.name: _size(s, arguments) for s in self._sources}
         for name, value in zip(self._inputs, arguments, strict=True):
             if name is not None:
                 values[name] = value
@@ -314,12 +301,6 @@ def _size(source: SizeSource, arguments: Sequence[Any]) -> Any:
 def _result(output: PlanOutput, values: Mapping[str, Any]) -> Value:
     found: Value = output.constant if output.buffer is None else values[output.buffer]
     return found
-
-
-def _constant(device: Device, layout: PlanBuffer, data: bytes) -> GpuTensor:
-    return GpuTensor(
-        device.upload_new(data) if data else device.allocate(0), layout.dtype, *view_at(layout, {})
-    )
 
 
 def _last_reads(plan: Plan) -> list[list[str]]:

@@ -33,10 +33,8 @@ from .expressions import (
     symbols_of,
 )
 
+# Of `expressions`, what is imported from here.
 __all__ = [
-    "INT32",
-    "INT64",
-    "LARGEST_SIZE",
     "ONE",
     "ZERO",
     "Atom",
@@ -48,35 +46,14 @@ __all__ = [
     "Symbol",
     "SymbolicError",
     "as_expr",
-    "as_symbol",
     "atom_expr",
     "bound",
-    "ceildiv",
-    "computed_parts",
-    "contiguous_strides",
-    "delinearize",
-    "evaluate",
     "floordiv",
-    "from_start",
     "is_less",
     "is_nonnegative",
-    "is_within",
-    "iteration",
-    "linearize",
-    "magnitude",
-    "magnitudes",
-    "maximum",
-    "middle",
-    "minimum",
     "mod",
-    "power_of_two_at_least",
-    "product",
     "substitute",
-    "symbol",
     "symbols_of",
-    "typical",
-    "upper_bound",
-    "value_range",
 ]
 
 

@@ -44,7 +44,7 @@ class Reference:
     number: int = 0
 
 
-Argument = Reference | float | int | bool | None
+Operand = Reference | float | int | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Step:
     """
 
     op: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Operand, ...]
     dtype: str
     keywords: tuple[tuple[str, Any], ...] = ()
 
@@ -74,7 +74,7 @@ class Step:
         """Whether it only converts its argument to ``dtype``."""
         return self.op == "_to_copy.default"
 
-    def of(self, value: Callable[[Argument], Any]) -> Any:
+    def of(self, value: Callable[[Operand], Any]) -> Any:
         """The result for tensors that broadcast, which ``value`` gives."""
         arguments = [value(argument) for argument in self.arguments]
         if self.converts:
@@ -84,16 +84,14 @@ class Step:
         return call(*arguments, **dict(self.keywords))
 
 
-def run_steps(
-    steps: Sequence[Step], given: Callable[[Reference], Any]
-) -> Callable[[Argument], Any]:
+def run_steps(steps: Sequence[Step], given: Callable[[Reference], Any]) -> Callable[[Operand], Any]:
     """Runs the steps of a function on tensors that broadcast; gives the values of arguments.
 
     ``given``: the values of references other than to steps.
     """
     results: list[Any] = []
 
-    def value(argument: Argument) -> Any:
+    def value(argument: Operand) -> Any:
         if isinstance(argument, Reference):
             return results[argument.number] if argument.source == "step" else given(argument)
         return argument
@@ -114,14 +112,14 @@ def read(entry: Sequence[Any]) -> Step:
     return Step(op, tuple(map(read_argument, arguments)), dtype, tuple(keywords.items()))
 
 
-def written_argument(argument: Argument) -> Any:
+def written_argument(argument: Operand) -> Any:
     """An argument as JSON has it."""
     if isinstance(argument, Reference):
         return [argument.source, argument.number]
     return argument
 
 
-def read_argument(argument: Any) -> Argument:
+def read_argument(argument: Any) -> Operand:
     """Reads an argument as `written_argument` wrote it."""
     return Reference(*argument) if isinstance(argument, list) else argument
 
@@ -147,7 +145,7 @@ def constant_of(node: Node) -> float | int | bool | None:
 
 
 def step_of(
-    node: Node, arguments: tuple[Argument, ...], keywords: tuple[tuple[str, Any], ...] = ()
+    node: Node, arguments: tuple[Operand, ...], keywords: tuple[tuple[str, Any], ...] = ()
 ) -> Step:
     """The step of a call, whose result is in the node's metadata."""
     op = str(node.target).removeprefix("aten.")

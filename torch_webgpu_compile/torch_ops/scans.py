@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .elementwise import (
-    Argument,
+    Operand,
     Reference,
     Step,
     name_of,
@@ -35,8 +35,8 @@ class ScanFunction:
     """
 
     steps: tuple[Step, ...]
-    carried: tuple[Argument, ...]
-    rows: tuple[Argument, ...]
+    carried: tuple[Operand, ...]
+    rows: tuple[Operand, ...]
 
     @property
     def text(self) -> str:

@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 
 from ..torch_private import make_fx
 from .elementwise import (
-    Argument,
     NotElementwise,
+    Operand,
     Reference,
     Step,
     constant_of,
@@ -103,7 +103,7 @@ def _steps(graph: Graph) -> tuple[Step, ...]:
     """
     steps: list[Step] = []
     gradient, score, *operands = graph.find_nodes(op="placeholder")
-    known: dict[Any, Argument] = {gradient: Reference("gradient"), score: Reference("score")}
+    known: dict[Any, Operand] = {gradient: Reference("gradient"), score: Reference("score")}
     known |= {node: Reference("operand", k) for k, node in enumerate(operands)}
     for node in graph.find_nodes(op="get_attr"):
         raise NotElementwise(str(node.target))

@@ -132,7 +132,9 @@ def _candidates(
         offered = units_candidates(units.unit, units.factor, units.lanes)
         tilings = (tiling for tiling in offered if units_fit(tiling, problem, target))
     buffers = schedule.graph.buffers
-    return {tiling: generate_contraction(group, buffers, target, tiling) for tiling in tilings}
+    return {
+        tiling: generate_contraction(group, problem, buffers, target, tiling) for tiling in tilings
+    }
 
 
 def _fastest(key: str, calls: _Candidates, schedule: Schedule, device: Device) -> MeasuredTiling:

@@ -29,6 +29,11 @@ SCALARS = ("f32", "f16", "i32", "u32", "bool")
 _VECTOR = re.compile(r"vec([234])(?:<(\w+)>|([fhiu]))")
 _SHORT = {"f": "f32", "h": "f16", "i": "i32", "u": "u32"}
 _MEMBERS = "xyzw"
+_WORDS_OF_FEATURES = {
+    "shader-f16": r"f16|(?:vec|mat)\w+h|[\d.]+h",
+    "shader-int64": r"[iu]64|\d\w*l[iu]",
+    "shader-f64": r"f64|[\d.].*lf",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,9 @@ class WgslFunction:
         return marked(self.name, _own_names(self.text))
 
     @property
-    def needs_float16(self) -> bool:
-        """Whether it has values of the type ``f16``."""
-        return needs_float16(self.text)
+    def features(self) -> frozenset[str]:
+        """The WebGPU features that its types need."""
+        return features_of(self.text)
 
     @property
     def has_loops(self) -> bool:
@@ -71,11 +76,13 @@ class WgslFunction:
 
 
 @lru_cache(maxsize=256)
-def needs_float16(text: str) -> bool:
-    """Whether a module has values of the type ``f16``."""
-    return any(
-        token.text == "f16" or re.fullmatch(r"(?:vec|mat)\w+h|[\d.]+h", token.text)
-        for token in tokens_of(text)
+def features_of(text: str) -> frozenset[str]:
+    """The WebGPU features that a module needs for types and numbers in it."""
+    words = {token.text for token in tokens_of(text)}
+    return frozenset(
+        feature
+        for feature, pattern in _WORDS_OF_FEATURES.items()
+        if any(map(re.compile(pattern).fullmatch, words))
     )
 
 
@@ -230,9 +237,9 @@ class WgslKernel:
         return marked(self.name, renamed(replaced(self.text, kept), {self.entry: "main"})) + "\n"
 
     @property
-    def needs_float16(self) -> bool:
-        """Whether it has values of the type ``f16``."""
-        return needs_float16(self.text)
+    def features(self) -> frozenset[str]:
+        """The WebGPU features that its types need."""
+        return features_of(self.text)
 
 
 def _as_long(before: str, text: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*)|(?P<name>[^\W\d]\w*)"
-    r"|(?P<number>0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?[iufh]?|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[iufh]?)"
+    r"|(?P<number>0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?(?:l[iuf]|[iufh])?|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+    r"(?:l[iuf]|[iufh])?)"
     r"|(?P<sign>->|[^\s\w])"
 )
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}

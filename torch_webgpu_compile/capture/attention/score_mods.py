@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...torch_ops.elementwise import (
-    Argument,
     NotElementwise,
+    Operand,
     Reference,
     Step,
     constant_of,
@@ -303,7 +303,7 @@ class _Reading:
         self._steps.append(step)
         return Reference("step", len(self._steps) - 1)
 
-    def _reference(self, argument: Any) -> Argument:
+    def _reference(self, argument: Any) -> Operand:
         """An argument of a step."""
         if not isinstance(argument, Node):
             if argument is None or isinstance(argument, (bool, int, float)):
@@ -323,7 +323,7 @@ class _Reading:
         number = self._numbers.get(argument)
         return self._operand(value) if number is None else number
 
-    def _operand(self, value: Any) -> Argument:
+    def _operand(self, value: Any) -> Operand:
         if isinstance(value, (bool, int, float)):
             return value
         if not isinstance(value, Tensor) or value.requires_grad:

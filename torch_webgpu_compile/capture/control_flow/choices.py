@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ...torch_private import statically_known_true
+from ...torch_private import free_unbacked_symbols, statically_known_true
 
 aten = torch.ops.aten
+sym_ite: Callable[[Any, Any, Any], Any] = torch.sym_ite
+sym_max: Callable[[Any, Any], Any] = torch.sym_max
+sym_min: Callable[[Any, Any], Any] = torch.sym_min
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,16 @@ class Choice:
 
     Attributes:
         count: a node of one element: the number to read; it is less than 0 for arguments that the
-            operator refuses.
+            operator refuses. Or a symbolic number.
         finish: makes the results, of the number as a symbol.
         refusal: the error for those arguments.
+        offset: where the result is in the argument's memory, if PyTorch has a view of it.
     """
 
-    count: Node
+    count: Node | torch.SymInt
     finish: Callable[[Any], Sequence[Node]]
     refusal: str = ""
+    offset: Any = None
 
 
 class Around(Protocol):
@@ -158,6 +163,33 @@ def _bincount(to: Around, places: Node, weights: Any = None, minlength: int = 0)
     return Choice(count, finish, "bincount only supports 1-d non-negative integral inputs.")
 
 
+def _slice(
+    to: Around, tensor: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Choice | None:
+    """Bounds that are read: Python's rules for them make the size."""
+    fake = _fake(tensor)
+    size = fake.shape[dim]
+    start, end = (b.meta["val"] if isinstance(b, Node) else b for b in (start, end))
+    if not any(isinstance(b, torch.SymInt) and free_unbacked_symbols(b) for b in (start, end)):
+        return None
+
+    def bound(given: Any, default: Any) -> Any:
+        place = default if given is None else given
+        place = sym_ite(place < 0, place + size, place)
+        return sym_min(sym_max(place, 0), size)
+
+    first = bound(start, 0)
+    count = (sym_max(bound(end, size) - first, 0) + (step - 1)) // step
+
+    def finish(count: Any) -> Sequence[Node]:
+        place = to.emit(aten.arange.default, count, device=fake.device)
+        place = to.emit(aten.add.Tensor, to.emit(aten.mul.Tensor, place, step), first)
+        indices = [None] * (dim % fake.dim())
+        return [to.emit(aten._unsafe_index.Tensor, tensor, [*indices, place])]
+
+    return Choice(count, finish, offset=fake.storage_offset() + first * fake.stride(dim))
+
+
 def _unique(
     to: Around, tensor: Node, is_sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> Choice | None:
@@ -230,6 +262,7 @@ CHOICES: dict[Any, Callable[..., Choice | None]] = {
     aten.index.Tensor: _index,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.bincount.default: _bincount,
+    aten.slice.Tensor: _slice,
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _unique_consecutive,
 }

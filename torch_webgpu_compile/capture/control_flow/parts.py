@@ -353,16 +353,32 @@ class _Division:
         is_one = isinstance(node.meta["val"], Tensor)
         for old in [node] if is_one else list(node.users):
             new = made[0 if is_one else old.args[1]]  # type: ignore[index]
-            new.meta = {**node.meta, "val": old.meta["val"], "unbacked_bindings": None}
+            new.meta = {**node.meta, "val": self._at_start(old), "unbacked_bindings": None}
             old.replace_all_uses_with(new)
         count = self._value(choice.count)
         self._close()
-        self._steps.append(ReadNumber(count, unknown))
+        is_read = isinstance(choice.count, Node)
+        step = ReadNumber(count, unknown) if is_read else Compute(unknown, symbol(count))
+        self._steps.append(step)
         self._known.add(unknown)
+        offset = node.meta["val"].storage_offset() if choice.offset is not None else None
+        if isinstance(offset, torch.SymInt):
+            self._steps.append(Compute(str(offset), symbol(self._value(choice.offset))))
+            self._known.add(str(offset))
         if choice.refusal:
             self._steps.append(Check(self._value(size >= 0), choice.refusal))
         self._pending = after
         return True
+
+    def _at_start(self, node: Node) -> Any:
+        """A call's fake result where it begins in its memory if it is not a view."""
+        value = self._fake(node)
+        if not isinstance(value.storage_offset(), torch.SymInt):
+            return value
+        with self._mode or nullcontext():
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
 
     def results(self, node: Node) -> tuple[str, ...]:
         """Names for the results of a call."""
@@ -448,9 +464,12 @@ class _Division:
                 "leave it out of the compiled function",
                 user_source(node),
             )
+        # The device has an implementation of each of PyTorch's operators, and of some others.
         name: str = target.name()  # type: ignore[no-untyped-call]
-        on_device = _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1") or any(
-            tensor.device.type not in ("cpu", "meta") for tensor in tensors
+        on_device = (
+            target.namespace == "aten"
+            or _dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+            or any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
         )
         names = self.results(node)
         leaves = tree_leaves(node.meta.get("val"))[int(node.target is with_effects) :]

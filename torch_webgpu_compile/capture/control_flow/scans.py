@@ -17,8 +17,8 @@ from torch.fx import Node
 
 from ...torch_ops import scans as _scans  # noqa: F401  defines webgpu::scan
 from ...torch_ops.elementwise import (
-    Argument,
     NotElementwise,
+    Operand,
     Reference,
     Step,
     constant_of,
@@ -276,7 +276,7 @@ class _Scan:
         lanes = self._lanes(looped)
         varying = [node for node in loop.operands if node in self._stacked]
         constants = [node for node in loop.operands if node not in self._stacked]
-        references: dict[Node, Argument] = {
+        references: dict[Node, Operand] = {
             self._carries[k]: Reference("carry", n) for n, k in enumerate(looped)
         }
         for number, node in enumerate((*varying, *constants)):
@@ -391,7 +391,7 @@ def _keywords(node: Node) -> tuple[tuple[str, Any], ...]:
     return tuple(node.kwargs.items())
 
 
-def _number(argument: Any) -> Argument:
+def _number(argument: Any) -> Operand:
     assert argument is None or isinstance(argument, (bool, int, float)), argument
     return argument
 

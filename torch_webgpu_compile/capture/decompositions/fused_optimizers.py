@@ -76,6 +76,9 @@ def _adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> Lists:
+    """Adam; ``decoupled``: weight decay apart from the gradient. Source: ATen
+    ``fused_adam_utils.cuh``.
+    """
     lists: Lists = ([], [], [], [], [])
     for k, (param, average, square) in enumerate(zip(params, exp_avgs, exp_avg_sqs, strict=True)):
         grad, unscaled = _gradient(grads[k], grad_scale, found_inf, maximize)
@@ -100,16 +103,6 @@ def _adam(
         for found, new in zip(lists, changed, strict=False):
             found.append(new)
     return lists if amsgrad else (*lists[:4], list(max_exp_avg_sqs))
-
-
-def adam(*arguments: Any, **keywords: Any) -> Lists:
-    """``_fused_adam``; source: ATen ``fused_adam_utils.cuh``."""
-    return _adam(False, *arguments, **keywords)
-
-
-def adamw(*arguments: Any, **keywords: Any) -> Lists:
-    """``_fused_adamw``: weight decay apart from the gradient."""
-    return _adam(True, *arguments, **keywords)
 
 
 def sgd(
@@ -182,8 +175,8 @@ def _in_place(rule: Callable[..., Lists], *lists: Tensors, **keywords: Any) -> N
 
 
 _RULES: dict[str, Callable[..., Lists]] = {
-    "_fused_adam": adam,
-    "_fused_adamw": adamw,
+    "_fused_adam": partial(_adam, False),
+    "_fused_adamw": partial(_adam, True),
     "_fused_sgd": sgd,
     "_fused_adagrad": adagrad,
 }

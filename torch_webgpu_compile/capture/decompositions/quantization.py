@@ -33,21 +33,14 @@ _COMPOSITE = (
 )
 
 
-def _fake_quantized(
-    self: Tensor, scale: Any, zero_point: Any, low: int, high: int
-) -> tuple[Tensor, Tensor]:
-    """(the nearest of the numbers that integers in [low, high] stand for, whether there is one)."""
-    level = torch.round(self * (1.0 / scale)) + zero_point
-    nearest = torch.where(level.isnan(), low, level.clamp(low, high))
-    kept = (level >= low) & (level <= high)
-    return ((nearest - zero_point) * scale).to(self.dtype), kept
-
-
 def fake_quantize(
-    self: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int
+    self: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> tuple[Tensor, Tensor]:
-    """``aten::fake_quantize_per_tensor_affine_cachemask``."""
-    return _fake_quantized(self, scale, zero_point, quant_min, quant_max)
+    """(the nearest of the numbers that integers of the range stand for, whether there is one)."""
+    level = torch.round(self * (1.0 / scale)) + zero_point
+    nearest = torch.where(level.isnan(), quant_min, level.clamp(quant_min, quant_max))
+    kept = (level >= quant_min) & (level <= quant_max)
+    return ((nearest - zero_point) * scale).to(self.dtype), kept
 
 
 def fake_quantize_with_tensors(
@@ -59,7 +52,7 @@ def fake_quantize_with_tensors(
     quant_max: int,
 ) -> tuple[Tensor, Tensor]:
     """The same with parameters from observers, which may switch it off."""
-    done, kept = _fake_quantized(self, scale, zero_point, quant_min, quant_max)
+    done, kept = fake_quantize(self, scale, zero_point, quant_min, quant_max)
     enabled = fake_quant_enabled != 0
     return torch.where(enabled, done, self), kept | ~enabled
 
@@ -69,7 +62,7 @@ def fake_quantize_channels(
 ) -> tuple[Tensor, Tensor]:
     """``aten::fake_quantize_per_channel_affine_cachemask``."""
     sizes = [-1 if dim == axis % self.dim() else 1 for dim in range(self.dim())]
-    return _fake_quantized(
+    return fake_quantize(
         self, scale.reshape(sizes), zero_point.reshape(sizes), quant_min, quant_max
     )
 

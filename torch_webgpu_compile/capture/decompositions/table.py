@@ -85,8 +85,10 @@ OWN: dict[OpOverload, Decomposition] = {
 def _candidates() -> dict[OpOverload, Decomposition]:
     chosen: dict[OpOverload, Decomposition] = {}
     for op, decomposition in decomposition_table.items():
-        if not isinstance(op, OpOverload) or op.namespace != "aten" or _is_inplace(op):
+        if not isinstance(op, OpOverload) or op.namespace != "aten":
             continue
+        if op._schema.name.endswith("_"):
+            continue  # AOTAutograd has functional forms; decompositions would bring copies back
         written = inspect.unwrap(decomposition).__module__ == "torch._decomp.decompositions"
         if op in REFERENCES or (written and not op.is_view):
             chosen[op] = decomposition
@@ -120,11 +122,6 @@ _LISTS_FROM_IN_PLACE: dict[OpOverload, Decomposition] = {
 def is_composite(op: OpOverload) -> bool:
     """Whether PyTorch implements an operator, on any device, by calls of other operators."""
     return _dispatch_has_kernel_for_dispatch_key(dispatch_name(op), _COMPOSITE)
-
-
-def _is_inplace(op: OpOverload) -> bool:
-    # AOTAutograd replaces these by their functional forms; a decomposition would bring copies back.
-    return op._schema.name.endswith("_")
 
 
 def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:

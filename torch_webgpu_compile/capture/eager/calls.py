@@ -10,7 +10,7 @@ import torch
 
 from ...captured import CapturedGraph, Phase
 from ...torch_private import TreeSpec
-from .numbers import Numbers
+from .numbers import LeafNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ResultArgument:
     """A result that is the argument at a leaf: what in-place and ``out=`` overloads return."""
 
     leaf: int
@@ -55,7 +55,7 @@ class Constant:
     value: Any
 
 
-Result = Output | Argument | Constant
+Result = Output | ResultArgument | Constant
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class CapturedCall:
     captured: CapturedGraph
     phase: Phase
     arguments: tuple[int, ...]
-    numbers: Numbers | None
+    numbers: LeafNumbers | None
     free_numbers: frozenset[int]
     results: tuple[Result, ...]
     results_spec: TreeSpec

@@ -48,10 +48,10 @@ from .arguments import (
     with_tensors,
     without_placement,
 )
-from .calls import Argument, CapturedCall, Constant, Output, Result, TensorSpec
+from .calls import CapturedCall, Constant, Output, Result, ResultArgument, TensorSpec
 from .inputs import LaneInputs, Sizes, StaticInputs, SymbolicInputs
 from .memory_formats import laid_out
-from .numbers import Number, Numbers, expressions_of
+from .numbers import LeafNumber, LeafNumbers, expressions_of
 from .rewrites import REWRITES
 
 _ON_HOST = "run it on the host"
@@ -234,7 +234,7 @@ def _call(
 
 def _take_numbers(
     graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs, dtype: torch.dtype
-) -> tuple[dict[str, tuple[int, int]], Numbers | None]:
+) -> tuple[dict[str, tuple[int, int]], LeafNumbers | None]:
     """Adds an argument with the numbers that the graph reads; where each of them is, by expression.
 
     Also what computes them from the leaves, if there are any: by the last leaf of each.
@@ -243,12 +243,12 @@ def _take_numbers(
     found = expressions_of(graph, symbols) if inputs.numbers else ()
     if not found:
         return {}, None
-    entries = sorted((Number(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
+    entries = sorted((LeafNumber(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
     position = len(graph.find_nodes(op="placeholder"))
     with inputs.mode:
         add_argument(graph, "numbers", torch.empty((len(entries),), dtype=dtype))
     places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
-    return places, Numbers(entries, dtype)
+    return places, LeafNumbers(entries, dtype)
 
 
 def _check_schema(op: OpOverload) -> None:
@@ -299,7 +299,7 @@ def _results(
     storages: set[int] = set()
     for leaf in leaves:
         if isinstance(leaf, Node) and mutates and leaf in positions:
-            results.append(Argument(taken[positions[leaf]]))
+            results.append(ResultArgument(taken[positions[leaf]]))
         elif isinstance(leaf, torch.SymInt):
             results.append(Output(len(outputs)))
             outputs.append(leaf)

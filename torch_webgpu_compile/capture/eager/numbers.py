@@ -45,7 +45,7 @@ def _add(expr: sympy.Expr, symbols: Mapping[str, int], found: dict[sympy.Expr, N
 
 
 @dataclass(frozen=True)
-class Number:
+class LeafNumber:
     """An expression of floats, and the leaf of a call that each of its symbols is."""
 
     expr: sympy.Expr
@@ -57,7 +57,7 @@ class Number:
         return max(self.symbols[str(symbol)] for symbol in self.expr.free_symbols)
 
 
-class Numbers:
+class LeafNumbers:
     """What computes numbers from the leaves of a call.
 
     Attributes:
@@ -66,13 +66,13 @@ class Numbers:
         compute: gives these for leaves.
     """
 
-    def __init__(self, entries: Sequence[Number], dtype: torch.dtype) -> None:
+    def __init__(self, entries: Sequence[LeafNumber], dtype: torch.dtype) -> None:
         self.entries = tuple(entries)
         self.dtype = dtype
         self.compute = _computed(self.entries, "d" if dtype is torch.float64 else "f")
 
 
-def _computed(entries: Sequence[Number], code: str) -> Callable[[Sequence[Any]], bytes]:
+def _computed(entries: Sequence[LeafNumber], code: str) -> Callable[[Sequence[Any]], bytes]:
     printed = [_Printer(entry.symbols).doprint(entry.expr) for entry in entries]
     text = f"lambda leaves: ({''.join(f'{expr}, ' for expr in printed)})"
     compute = eval(text, {"math": math, "torch": torch})

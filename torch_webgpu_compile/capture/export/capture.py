@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
+from ...fallbacks import on_fallback
 from ...plan.model import Plan
 from ...torch_private import (
     FakeTensor,
@@ -84,7 +85,9 @@ class CapturedFunction:
         if not self.draft.calls:
             return make(self.graph, self.phase)
         draft = passes.run(self.draft, self.state, passes.SEVERAL)
-        return Composer(self.state, make).compose(draft)
+        return Composer(self.state, make, on_fallback("silent")).compose(
+            draft
+        )  # who writes it refuses
 
 
 def capture_function(

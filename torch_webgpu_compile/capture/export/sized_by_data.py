@@ -48,7 +48,8 @@ def _chosen(build: Callable[..., Choice | None], *args: Any, **kwargs: Any) -> A
     choice = build(_Around(), *given, **kwargs)
     if choice is None:
         return NotImplemented
-    size = choice.count.meta["val"].item()
+    count: Any = choice.count
+    size = count.meta["val"].item() if isinstance(count, _Made) else count
     _check(size >= 0)  # type: ignore[no-untyped-call]
     if choice.refusal:
         aten._assert_scalar.default(size >= 0, choice.refusal)

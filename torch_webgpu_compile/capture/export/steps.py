@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from ...captured import LIBRARIES
 from ...errors import UnsupportedOp
 from ...torch_ops.assertions import ASSERTIONS
 from ...torch_private import (
@@ -40,8 +41,6 @@ from .sized_by_data import SIZED_BY_DATA
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 
-_OWN = (torch.__path__[0], __file__.rpartition("/capture/")[0])
-
 READ = aten._local_scalar_dense.default
 CHECK = aten._assert_scalar.default
 
@@ -50,7 +49,7 @@ Lift = Callable[[Tensor], Tensor]
 
 def is_own(file: str) -> bool:
     """Whether a file is PyTorch's, this package's, or none."""
-    return file.startswith((*_OWN, "<"))
+    return file.startswith((*LIBRARIES, "<"))
 
 
 class StepRecorder(Recorder):  # type: ignore[no-untyped-call]

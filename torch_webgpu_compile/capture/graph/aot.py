@@ -280,7 +280,10 @@ class GraphCapture:
         assert self._hooks.composed is not None
         static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        plan, divided = Composer(self._state, self._hooks.plan).compose(draft), draft.divided
+        plan, divided = (
+            Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft),
+            draft.divided,
+        )
         assert divided is not None
         outputs = list(plan.outputs)
         for result, _ in divided.forwarded:

@@ -11,7 +11,9 @@ from torch.fx import Node
 
 from ...captured import CapturedGraph, Phase
 from ...errors import UnsupportedOp
-from ...plan.model import Plan
+from ...fallbacks import OnFallback
+from ...plan.model import HostStep, Plan
+from ...torch_ops.foreign import NO_IMPLEMENTATION
 from ..control_flow.compose import Planned, compose
 from ..control_flow.parts import Part, calls_between
 from ..tracing import is_random
@@ -27,15 +29,19 @@ class Composer:
     Args:
         state: for passes.
         plan: makes a plan of a part.
+        on_host: told of operators that run on the host between plans; raises where none may.
     """
 
-    def __init__(self, state: State, plan: PlanMaker) -> None:
-        self._state, self._make = state, plan
+    def __init__(self, state: State, plan: PlanMaker, on_host: OnFallback) -> None:
+        self._state, self._make, self._on_host = state, plan, on_host
 
     def compose(self, draft: Draft) -> Plan:
         """The plan of a graph that was divided, whose parts are compiled one by one."""
         divided = draft.divided
         assert divided is not None
+        for step in divided.plan.steps:
+            if isinstance(step, HostStep) and not step.on_device:
+                self._on_host(step.target, "any dtype", step.source, NO_IMPLEMENTATION)
         planned = []
         for k, part in enumerate(divided.parts):
             inner = _part(draft, f"{draft.captured.name}_{k}", part)

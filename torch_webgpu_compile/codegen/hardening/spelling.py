@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ...dtypes import DType
+from ...dtypes import DType, float32, int64_in_words
 from ...symbolic.sizes import ZERO, Expr
 from ...target import Target
 from ..values import Text
@@ -15,8 +14,6 @@ from ..values import Text
 # -∞) and that of x · x for |x|, a sigmoid for not 0, and multiply with a sign by choosing.
 HIDDEN_RESULTS = ("sqrt", "rsqrt", "sigmoid", "sign")
 
-# What templates print behind `entry_point`, and the variables that `hide_bits` hides there.
-ENTRY = "  // the entry point begins"
 _BITS = ("tw_zero_bits", "tw_nzero_bits", "tw_inf_bits", "tw_ninf_bits", "tw_nan_bits")
 
 
@@ -24,7 +21,8 @@ def suffix(dtype: DType, lanes: int) -> str:
     """The suffix in the name of a helper on ``lanes`` values of ``dtype``."""
     if dtype.compute == "f64":
         return "_f64" if lanes == 1 else "_f64x4"
-    return "" if lanes == 1 else "4"
+    many = "_x4" if dtype is int64_in_words else "4"
+    return "" if lanes == 1 else many
 
 
 def opaque(value: Text) -> Text:
@@ -40,8 +38,13 @@ def opaque_results(rows: dict[str, str]) -> dict[str, str]:
     }
 
 
-def int64_of(code: str, lanes: int = 1) -> str:
-    """A 32-bit integer as an i64 of which drivers do not know that 32 bits would hold it."""
+def int64_of(code: str, int64: DType, lanes: int = 1) -> str:
+    """An i32 as an int64 of which drivers do not know that 32 bits would hold it.
+
+    They know nothing of two words; see `Target.in_wgsl` for ``int64``.
+    """
+    if int64 is int64_in_words:
+        return f"tw_words_of_i32{suffix(int64, lanes)}({code})"
     return f"tw_opaque_i64(i64({code}))" if lanes == 1 else f"tw_opaque_i64x4(vec4<i64>({code}))"
 
 
@@ -71,14 +74,12 @@ def exchanged_type(compute: str) -> str:
     return "u32" if compute == "bool" else compute
 
 
-def exponentials(module: str, target: Target) -> str:
-    """``module`` with the driver's ``exp`` for ``tw_fast_exp``, or this package's if NaN is lost.
+def fast_exp(target: Target, lanes: int = 1) -> str:
+    """The name of e to the a: the driver's own, or this package's if it loses NaN.
 
     SwiftShader's exp of NaN is infinite, and a sigmoid of it 0.
     """
-    if target.exp_keeps_nan:
-        return re.sub(r"\btw_fast_exp4?\(", "exp(", module)
-    return module.replace("tw_fast_exp", "tw_exp")
+    return "exp" if target.exp_keeps_nan else f"tw_exp{suffix(float32, lanes)}"
 
 
 def all_of(conditions: Sequence[str]) -> str:
@@ -88,17 +89,14 @@ def all_of(conditions: Sequence[str]) -> str:
     return f"({' & '.join(f'({condition})' for condition in conditions)})"
 
 
-def hide_bits(text: str, helpers: Collection[str]) -> str:
-    """``text``, whose entry point may change the variables that hold infinities, NaN and 0.
+def changed_bits(names: Iterable[str]) -> list[str]:
+    """Statements at the start of ``main`` that may change variables with infinities, NaN and 0.
 
     No driver knows that a workgroup's index is less than how many there are (their greatest number,
     Mesa's knows). A float's bits and a 0 that may be another number make one of which it knows
     nothing (`opaque`).
 
     Args:
-        text: a module but for definitions from the library, with `ENTRY` at the start of ``main``.
-        helpers: the names of those definitions.
+        names: of all definitions from the library that the kernel has.
     """
-    assert text.count(ENTRY) == 1, "a template begins its main with entry_point"
-    lines = [f"  if (group.x == groups.x) {{ {n} ^= 1u; }}\n" for n in helpers if n in _BITS]
-    return text.replace(ENTRY + "\n", "".join(lines))
+    return [f"  if (group.x == groups.x) {{ {name} ^= 1u; }}" for name in names if name in _BITS]

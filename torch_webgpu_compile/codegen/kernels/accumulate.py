@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from ... import dtypes
 from ...dtypes import DType
 from ...ir.scalar import neutral
-from ..hardening.spelling import avoids_neutral, int64_of, suffix
-from ..values import Text
+from ...target import Target
+from ..hardening.spelling import avoids_neutral, fast_exp, int64_of, suffix
+from ..values import Text, choice
+from ..wgsl.casts import converted
 from ..wgsl.literals import literal
-from ..wgsl.op_table import op_row
+from ..wgsl.op_table import op_code
 
 _COMBINE = {
     "sum": "add",
@@ -76,10 +78,13 @@ class Accumulator:
         code = value.widen(self.lanes)
         if predicate is not None and avoids_neutral(self.kind, self.dtype):
             together = combine(self.kind, self.dtype, name, code, self.lanes)
-            return [f"{name} = select({name}, {together}, {predicate});"]
+            return [f"{name} = {self._choice(predicate, together, name)};"]
         if predicate is not None:
-            code = f"select({part.identity}, {code}, {predicate})"
+            code = self._choice(predicate, code, part.identity)
         return [f"{name} = {combine(self.kind, self.dtype, name, code, self.lanes)};"]
+
+    def _choice(self, predicate: str, yes: str, no: str) -> str:
+        return choice(Text(predicate, 1, dtypes.bool_), yes, no, self.lanes, self.dtype)
 
     def _update_position(self, value: Text, predicate: str | None, position: str) -> list[str]:
         best, at = self.parts
@@ -96,23 +101,25 @@ class Accumulator:
         if self.is_position or self.lanes == 1:
             return []
         (part,) = self.parts
-        wide = part.name + part.wide
-        low = combine(self.kind, self.dtype, f"{wide}.x", f"{wide}.y", 1)
-        high = combine(self.kind, self.dtype, f"{wide}.z", f"{wide}.w", 1)
+        wide = Text(part.name + part.wide, self.lanes, self.dtype)
+        low, high = (
+            combine(self.kind, self.dtype, wide.lane(k), wide.lane(k + 1), 1) for k in (0, 2)
+        )
         return [f"var {part.name} = {combine(self.kind, self.dtype, low, high, 1)};"]
 
     def result(self, dtype: DType) -> str:
         """The reduced value as an expression of ``dtype``'s compute type."""
         name = self.parts[-1].name
-        own = "i32" if self.is_position else self.dtype.compute
-        if own == dtype.compute:
+        own = dtypes.int32 if self.is_position else self.dtype
+        if own.compute == dtype.compute:
             return name
-        is_widened = dtype.compute == "i64" and own in ("i32", "u32")
-        return int64_of(name) if is_widened else f"{dtype.compute}({name})"
+        is_widened = dtype is dtypes.int64 and own.compute in ("i32", "u32")
+        return int64_of(name, dtype) if is_widened else converted(name, own, dtype)
 
     def narrow(self, dtype: DType) -> str:
         """The result as an i32 expression where `result` widens an i32 to i64; else ""."""
-        widened = dtype is dtypes.int64 and (self.is_position or self.dtype.compute == "i32")
+        is_int64 = dtype.is_integer and dtype.bits == 64
+        widened = is_int64 and (self.is_position or self.dtype.compute == "i32")
         return self.parts[-1].name if widened else ""
 
 
@@ -128,18 +135,19 @@ class ExpSum:
     lanes: int
     parts: tuple[AccumulatorVariable, AccumulatorVariable]
     merges: tuple[str, ...]
+    target: Target
 
     def update(self, values: Sequence[tuple[Text, str | None]]) -> list[str]:
         """Statements that take in all (value, predicate) of an iteration with one rescaling."""
         largest, total = self.parts
         wide = total.name + total.wide
         vector = "vec4<f32>({})" if self.lanes > 1 else "{}"
+        exp, exps = fast_exp(self.target), fast_exp(self.target, self.lanes)
         lowest, zero = vector.format(largest.identity), vector.format("0.0f")
         peaks, terms = [], []
         for value, predicate in values:
             code = value.widen(self.lanes)
-            own = suffix(dtypes.float32, self.lanes)
-            term = f"tw_fast_exp{own}({code} - {vector.format('shift')})"
+            term = f"{exps}({code} - {vector.format('shift')})"
             # Elements past the end are dropped after exp: they hold numbers of another row.
             peaks.append(f"select({lowest}, {code}, {predicate})" if predicate else code)
             terms.append(f"select({zero}, {term}, {predicate})" if predicate else term)
@@ -149,7 +157,7 @@ class ExpSum:
             f"  let peak = {_in_pairs(peaks, self.lanes)};",
             f"  let top = tw_maximum({largest.name}, {_in_pairs(lanes, 1)});",
             "  let shift = tw_above_ninf(top);",
-            f"  let scale = tw_fast_exp(tw_above_ninf({largest.name}) - shift);",
+            f"  let scale = {exp}(tw_above_ninf({largest.name}) - shift);",
             f"  {wide} = {wide} * scale + ({' + '.join(terms)});",
             f"  {largest.name} = top;",
             "}",
@@ -171,7 +179,8 @@ class ExpSum:
         largest, total = (part.name for part in self.parts)
         if shift == largest:  # Mesa takes x − x for 0
             return f"select({total}, bitcast<f32>(tw_nan_bits), tw_isinf({largest}))"
-        return f"(select({total}, 1.0f, tw_isinf({largest})) * tw_fast_exp({largest} - {shift}))"
+        exp = fast_exp(self.target)
+        return f"(select({total}, 1.0f, tw_isinf({largest})) * {exp}({largest} - {shift}))"
 
 
 def _in_pairs(codes: Sequence[str], lanes: int) -> str:
@@ -185,8 +194,9 @@ def _in_pairs(codes: Sequence[str], lanes: int) -> str:
     return codes[0]
 
 
-def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
+def exp_sum(largest: str, total: str, lanes: int, target: Target) -> ExpSum:
     """The accumulator of a maximum and of the sum that is named ``total``."""
+    exp = fast_exp(target)
     lowest = identity("maximum", dtypes.float32)
     zero, wide = ("vec4<f32>(0.0f)", "_4") if lanes > 1 else ("0.0f", "")
     parts = (
@@ -196,27 +206,27 @@ def exp_sum(largest: str, total: str, lanes: int) -> ExpSum:
     merges = (
         f"let {largest}_top = tw_maximum({largest}, {largest}_b);",
         f"let {largest}_shift = tw_above_ninf({largest}_top);",
-        f"{total} = {total} * tw_fast_exp(tw_above_ninf({largest}) - {largest}_shift)"
-        f" + {total}_b * tw_fast_exp(tw_above_ninf({largest}_b) - {largest}_shift);",
+        f"{total} = {total} * {exp}(tw_above_ninf({largest}) - {largest}_shift)"
+        f" + {total}_b * {exp}(tw_above_ninf({largest}_b) - {largest}_shift);",
         f"{largest} = {largest}_top;",
     )
-    return ExpSum(lanes, parts, merges)
+    return ExpSum(lanes, parts, merges, target)
 
 
 def combine(kind: str, dtype: DType, a: str, b: str, lanes: int) -> str:
     """The WGSL expression that merges two partial results."""
-    row = op_row(_COMBINE[kind], dtype)
-    assert row is not None, (kind, dtype)
-    result = dtype.compute if lanes == 1 else f"vec4<{dtype.compute}>"
-    return row.format(a, b, T=result, v=suffix(dtype, lanes), s=dtype.compute)
+    return op_code(_COMBINE[kind], dtype, (a, b), lanes)
 
 
 def _better(kind: str, dtype: DType, v: str, p: str, best: str, at: str) -> str:
     """Whether (v, p) replaces (best, at): NaN first, then the extreme, then the lower position."""
-    beats = f"{v} > {best}" if kind == "argmax" else f"{v} < {best}"
+    beats, equal = f"{v} > {best}" if kind == "argmax" else f"{v} < {best}", f"{v} == {best}"
     if dtype is dtypes.bool_:
         beats = f"{v} && !{best}" if kind == "argmax" else f"!{v} && {best}"
-    tie = f"({v} == {best} && {p} < {at})"
+    elif dtype is dtypes.int64_in_words:
+        beats = op_code("gt" if kind == "argmax" else "lt", dtype, (v, best))
+        equal = op_code("eq", dtype, (v, best))
+    tie = f"({equal} && {p} < {at})"
     if not dtype.is_float:
         return f"({beats}) || {tie}"
     test = f"tw_isnan{suffix(dtype, 1)}"
@@ -239,7 +249,8 @@ def accumulator(name: str, kind: str, dtype: DType, lanes: int) -> Accumulator:
         move = f"{{ {best.name} = {best.name}_b; {at.name} = {at.name}_b; }}"
         return Accumulator(kind, dtype, lanes, (best, at), (f"if ({better}) {move}",))
     if lanes > 1:
-        part = AccumulatorVariable(name, dtype.compute, f"vec4<{dtype.compute}>({start})", "_4")
+        wide = Text(start, 1, dtype).widen(lanes)
+        part = AccumulatorVariable(name, dtype.compute, wide, "_4")
     else:
         part = AccumulatorVariable(name, dtype.compute, start)
     merge = f"{name} = {combine(kind, dtype, name, f'{name}_b', 1)};"

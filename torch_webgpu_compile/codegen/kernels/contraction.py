@@ -24,7 +24,6 @@ from ..tilings.contraction import (
     access_run,
     computes_shifted,
     has_shifts,
-    problem_of,
     shifted,
 )
 from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_halves
@@ -46,12 +45,12 @@ _DOT = {"i8": "dot4I8Packed", "u8": "dot4U8Packed"}
 
 def generate_contraction(
     group: ContractionGroup,
+    problem: MatmulProblem,
     buffers: dict[str, Buffer],
     target: Target,
     tiling: ContractionTiling,
 ) -> KernelCall:
-    """The kernel of contractions and their epilogues in a given tiling."""
-    problem = problem_of(group, buffers)
+    """The kernel of contractions and their epilogues in a given tiling; see `problem_of`."""
     if computes_shifted(group, tiling):
         group, problem = shifted(group, problem)
     kernel = _ProductKernel(group, KernelBuilder(target, buffers), problem)

@@ -17,7 +17,7 @@ from ...ir.depthwise_access import (
     channels_are_neighbours,
     stores_neighbours,
 )
-from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
+from ...ir.depthwise_nodes import ConvolutionWindows, DepthwiseConvolution, DepthwiseWeightGradient
 from ...ir.graph import AnchorGroup, Member
 from ...ir.scalar import Scalar
 from ...ir.spaces import numbered
@@ -188,7 +188,11 @@ def _tiles(tiling: DepthwiseTiling, height: Expr, width: Expr) -> tuple[Expr, Ex
 
 
 def _walk(
-    builder: KernelBuilder, tiling: DepthwiseTiling, windows: Windows, height: Expr, width: Expr
+    builder: KernelBuilder,
+    tiling: DepthwiseTiling,
+    windows: ConvolutionWindows,
+    height: Expr,
+    width: Expr,
 ) -> dict[str, str | int]:
     """How workgroups, and invocations inside of them, go over planes: for the templates.
 
@@ -292,7 +296,7 @@ def _store_taps(
 
 
 def _read_lines(
-    tiling: DepthwiseTiling, windows: Windows
+    tiling: DepthwiseTiling, windows: ConvolutionWindows
 ) -> Iterator[tuple[list[str], list[tuple[int, int]]]]:
     """(statements that load a line of an invocation's image, the (row, tap) that read it)."""
     across, along = axes_of(windows)
@@ -316,7 +320,9 @@ def _element(place: int) -> str:
     return f"v{place // VECTOR}.{'xyzw'[place % VECTOR]}"
 
 
-def _places(tiling: DepthwiseTiling, windows: Windows, vector: int, tap: int) -> list[int | None]:
+def _places(
+    tiling: DepthwiseTiling, windows: ConvolutionWindows, vector: int, tap: int
+) -> list[int | None]:
     """Which elements of a line a tap reads for four results, counted from the first four."""
     _, along = axes_of(windows)
     start = image_tile(tiling, windows).first_quad * VECTOR
@@ -324,7 +330,7 @@ def _places(tiling: DepthwiseTiling, windows: Windows, vector: int, tap: int) ->
     return [None if at is None else at - start for at in found]
 
 
-def _add_results(tiling: DepthwiseTiling, windows: Windows) -> Iterator[str]:
+def _add_results(tiling: DepthwiseTiling, windows: ConvolutionWindows) -> Iterator[str]:
     """Statements that add the products of a line, with all taps that meet it, to results."""
     across, along = axes_of(windows)
     for tap in range(across.taps * along.taps):
@@ -349,7 +355,7 @@ def _add_results(tiling: DepthwiseTiling, windows: Windows) -> Iterator[str]:
 
 
 def _add_to_taps(
-    tiling: DepthwiseTiling, windows: Windows, ending: Collection[int]
+    tiling: DepthwiseTiling, windows: ConvolutionWindows, ending: Collection[int]
 ) -> Iterator[str]:
     """Statements that add the products of a line, with all elements that meet it, to taps.
 

@@ -26,7 +26,7 @@ from ...ir.spaces import numbered
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, ceildiv, iteration, product, symbols_of
 from ...target import Target
-from ..values import Scope, Text
+from ..values import Scope, Text, in_lanes, vector_type
 from .builder import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins, memory_order
 
@@ -86,13 +86,13 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
         are_constant = all(access.is_constant for access in accesses)
         lanes = 1 if are_constant else width
         name = f"v{number}"
-        values[load] = Text(name, lanes, load.dtype)
+        dtype = target.in_wgsl(load.dtype)
+        values[load] = Text(name, lanes, dtype)
         codes = [access.code(lanes) for access in accesses]
         if len(set(codes)) == 1 and are_constant:  # else it needs ``q``, which is a map's own
             common.append(f"let {name} = {codes[0]};")
             continue
-        kind = load.dtype.compute
-        declared.append(f"var {name}: {kind if lanes == 1 else f'vec{lanes}<{kind}>'};")
+        declared.append(f"var {name}: {vector_type(dtype, lanes)};")
         for lines, code in zip(loads, codes, strict=True):
             lines.append(f"{name} = {code};")
     lines, results = _body(builder, parts[0], values)
@@ -172,9 +172,10 @@ class _Access:
             return f"{function}({self._builder.index(addresses[0] // VECTOR)})"
         function = bindings.function(load.buffer, "load")
         codes = [f"{function}({self._at(k)})" for k in range(lanes)]
-        if lanes == 1 or len(set(codes)) == 1:
-            return codes[0] if lanes == 1 else f"vec4<{load.dtype.compute}>({codes[0]})"
-        return f"vec4<{load.dtype.compute}>({', '.join(codes)})"
+        dtype = bindings.target.in_wgsl(load.dtype)
+        if lanes > 1 and len(set(codes)) > 1:
+            return in_lanes(dtype, codes)
+        return Text(codes[0], 1, dtype).widen(lanes)
 
     def _at(self, lane: int) -> str:
         address = self._builder.index(self._addresses[lane])

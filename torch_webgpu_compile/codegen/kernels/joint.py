@@ -61,7 +61,7 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
         scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": scratch}
-        text = render_template(body.template, inputs)
+        text = render_template(body.template, inputs, target)
         functions.append(JointFunction(text, first, int(body.workgroups), times))
         first += int(body.workgroups) * times
     nbytes = sum(array.nbytes for array in shared.values())

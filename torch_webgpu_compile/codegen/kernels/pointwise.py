@@ -31,7 +31,7 @@ from ...symbolic.sizes import (
     symbols_of,
 )
 from ...target import Target
-from ..values import Scope, Text
+from ..values import Scope, Text, in_lanes
 from .builder import KernelBody, KernelBuilder
 
 
@@ -133,15 +133,14 @@ def _packed_lines(
     for member in group.members:
         if member.store:
             dtype = builder.buffers[member.output].dtype
-            parts = ", ".join(v[member.output].code for v in values)
+            codes = [v[member.output].code for v in values]
             if not builder.bindings.can_vectorize(dtype):
                 # Four wide elements may pass the end by more than buffers are padded.
                 function = builder.bindings.function(member.output, "store")
-                codes = [v[member.output].code for v in values]
                 lines += [f"{function}(e{k}, {code});" for k, code in enumerate(codes)]
                 continue
             function = builder.bindings.function(member.output, "store4")
-            lines.append(f"{function}(q, vec4<{dtype.compute}>({parts}));")
+            lines.append(f"{function}(q, {in_lanes(dtype, codes)});")
     return lines
 
 

@@ -157,7 +157,7 @@ class RowKernel:
             phase.close += acc.close()
         phase.lines, self.row_scope.lines = self.row_scope.lines, []
         for m, acc in zip(reductions, phase.accumulators, strict=True):
-            dtype = self.builder.buffers[m.output].dtype
+            dtype = self.target.in_wgsl(self.builder.buffers[m.output].dtype)
             if isinstance(acc, ExpSum):
                 self.values[m.output] = Text(acc.parts[0].name, 1, dtype)
             else:
@@ -179,8 +179,9 @@ class RowKernel:
         for output, own in self.sums.items():
             if own.largest == member.output:
                 total = f"a{self.by_order(self.by_name[output])}"
-                return exp_sum(name, total, self.tiling.lanes)
-        return accumulator(name, member.reduction or "", member.body.dtype, self.tiling.lanes)
+                return exp_sum(name, total, self.tiling.lanes, self.target)
+        dtype = self.target.in_wgsl(member.body.dtype)
+        return accumulator(name, member.reduction or "", dtype, self.tiling.lanes)
 
     def _loop_lines(
         self,

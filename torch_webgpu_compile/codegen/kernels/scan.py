@@ -39,7 +39,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
     first = Scope()
     renderer = builder.renderer([place], first)
     carries = [
-        f"var {carry_name(k)}: {body.dtype.compute} = {renderer.render(body).code};"
+        f"var {carry_name(k)}: {target.in_wgsl(body.dtype).compute} = {renderer.render(body).code};"
         for k, body in enumerate(node.init)
     ]
 
@@ -57,7 +57,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
             scope.lines = []
             # A carry may become another one, which has changed by then.
             made = [
-                renderer.let(body.name, 1, body.dtype)
+                renderer.let(body.name, 1, target.in_wgsl(body.dtype))
                 if isinstance(body, Local)
                 else renderer.render(body)
                 for body in node.step

@@ -15,6 +15,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, ceildiv, iteration, linearize, product
 from ...target import Target
 from ..values import Scope
+from ..wgsl.casts import converted
 from .builder import KernelBody, KernelBuilder
 from .pointwise import generate_map
 
@@ -75,7 +76,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Kernel
             position = renderer.position(node.index[k])
             at = position.code
             if position.dtype is not dtypes.int32:
-                at = renderer.let(f"i32({at})", 1, dtypes.int32).code
+                at = renderer.let(converted(at, position.dtype, dtypes.int32), 1, dtypes.int32).code
             code += f" + {at} * ({builder.index(output.strides[k])})"
             inside.append(f"{at} >= 0")
             if not renderer.is_below(node.index[k], output.sizes[k]):

@@ -18,7 +18,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, Symbol, ceildiv, delinearize, iteration, product
 from ...target import Target
 from ..hardening.spelling import all_of
-from ..values import Scope, Text
+from ..values import Scope, Text, in_lanes
 from ..wgsl.scalars import Renderer
 from .builder import KernelBuilder, fold_grid
 from .pointwise import group_flops, group_origins
@@ -57,7 +57,10 @@ class _TransposeKernel:
             for name, value in zip(self.tile, place, strict=True)
         ]
         size = tiling.inner * (tiling.outer + 1)
-        types = [(name, *workgroup_type(load.dtype)) for load, name in self.tile_names.items()]
+        types = [
+            (name, *workgroup_type(builder.target.in_wgsl(load.dtype)))
+            for load, name in self.tile_names.items()
+        ]
         return builder.finish(
             "transpose",
             "transpose.wgsl.jinja",
@@ -163,9 +166,9 @@ class _TransposeKernel:
             codes = [f"{name}[{self._slot(place)}]" for place in places]
             if load.dtype is dtypes.bool_:
                 codes = [f"({code} != 0u)" for code in codes]
-            if len(codes) > 1:
-                codes = [f"vec4<{load.dtype.compute}>({', '.join(codes)})"]
-            return renderer.let(codes[0], len(places), load.dtype)
+            dtype = renderer.in_wgsl(load.dtype)
+            code = in_lanes(dtype, codes) if len(codes) > 1 else codes[0]
+            return renderer.let(code, len(places), dtype)
 
         return value_of
 

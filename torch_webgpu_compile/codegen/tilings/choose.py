@@ -45,7 +45,13 @@ from .attention_units import (
     choose_attention_gradient_units_tiling,
     choose_attention_units_tiling,
 )
-from .contraction import ContractionTiling, TilingTable, contraction_tilings, has_shifts
+from .contraction import (
+    ContractionTiling,
+    TilingTable,
+    contraction_tilings,
+    has_shifts,
+    problem_of,
+)
 from .depthwise import (
     DepthwiseTiling,
     choose_depthwise_tiling,
@@ -53,6 +59,7 @@ from .depthwise import (
     weight_gradient_problem,
 )
 from .fourier import FourierTiling, choose_fourier_tiling, rows_are_neighbours
+from .matmul import MatmulProblem
 from .units import InUnits, dialect_of
 
 AttentionTilings = AttentionTiling | AttentionUnitsTiling | AttentionPartsTiling
@@ -64,10 +71,15 @@ Tilings = tuple[Tiling, ...]
 
 @dataclass(frozen=True)
 class TiledSchedule:
-    """A schedule, and the tilings of each of its groups: what its kernels are rendered from."""
+    """A schedule, and the tilings of each of its groups: what its kernels are rendered from.
+
+    Attributes:
+        problems: what the tilings of contractions were chosen for; None of other groups.
+    """
 
     schedule: Schedule
     tilings: tuple[Tilings, ...]
+    problems: tuple[MatmulProblem | None, ...]
 
 
 def choose_tilings(schedule: Schedule, target: Target, measured: TilingTable) -> TiledSchedule:
@@ -77,18 +89,23 @@ def choose_tilings(schedule: Schedule, target: Target, measured: TilingTable) ->
         UnsupportedOp: no tiling fits an operator, or it has a symbolic size that tilings need.
     """
     buffers = schedule.graph.buffers
-    found = (_tilings_of(group, buffers, target, measured) for group in schedule.groups)
-    return TiledSchedule(schedule, tuple(found))
+    tilings: list[Tilings] = []
+    problems: list[MatmulProblem | None] = []
+    for group in schedule.groups:
+        problem = None
+        found: Tilings = ()
+        if are_contractions(group) and dispatch_count(group, buffers):
+            problem = problem_of(group, buffers)
+            found = contraction_tilings(group, problem, buffers, target, measured)
+        elif dispatch_count(group, buffers):
+            found = _tilings_of(group, buffers, target)
+        tilings.append(found)
+        problems.append(problem)
+    return TiledSchedule(schedule, tuple(tilings), tuple(problems))
 
 
-def _tilings_of(
-    group: KernelGroup, buffers: Mapping[str, Buffer], target: Target, measured: TilingTable
-) -> Tilings:
-    """The tilings of one group. Raises UnsupportedOp."""
-    if not dispatch_count(group, buffers):
-        return ()
-    if are_contractions(group):
-        return contraction_tilings(group, buffers, target, measured)
+def _tilings_of(group: KernelGroup, buffers: Mapping[str, Buffer], target: Target) -> Tilings:
+    """The tilings of a group without contractions. Raises UnsupportedOp."""
     match group:
         case AnchorGroup(anchor=Attention() as node):
             return (_of_parts(node, target) if node.parts > 1 else _of_attention(node, target),)

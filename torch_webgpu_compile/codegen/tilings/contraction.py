@@ -63,6 +63,7 @@ def _word_axis(axis: str, inner: Expr) -> str:
 
 def contraction_tilings(
     group: ContractionGroup,
+    problem: MatmulProblem,
     buffers: Mapping[str, Buffer],
     target: Target,
     measured: TilingTable,
@@ -72,7 +73,6 @@ def contraction_tilings(
     With shifts, and in matrix units, there are two: that of the products of f16, and that of what
     f16 does not hold (`computes_shifted`).
     """
-    problem = problem_of(group, buffers)
     if has_few_rows(problem):
         run = 1 if problem.factor in BYTES else access_run(group, buffers)
         return (few_rows_tiling(problem, target, run),)

@@ -15,7 +15,7 @@ from ...ir.depthwise_access import (
     gradient_has_neighbours,
     stores_neighbours,
 )
-from ...ir.depthwise_nodes import DepthwiseConvolution, DepthwiseWeightGradient, Windows
+from ...ir.depthwise_nodes import ConvolutionWindows, DepthwiseConvolution, DepthwiseWeightGradient
 from ...ir.graph import AnchorGroup
 from ...symbolic.sizes import ONE, Expr, typical
 from ...target import Target
@@ -40,7 +40,7 @@ _REGISTERS = 64  # of an invocation, besides sums of taps
 class WindowAxis:
     """A dimension of windows; without a number, one of a single position."""
 
-    windows: Windows
+    windows: ConvolutionWindows
     dim: int | None
 
     @property
@@ -58,7 +58,7 @@ class WindowAxis:
         return 1 if self.dim is None else self.windows.stride[self.dim]
 
     def read_at(self, position: int, tap: int) -> int | None:
-        """See `Windows.read_at`."""
+        """See `ConvolutionWindows.read_at`."""
         return 0 if self.dim is None else self.windows.read_at(self.dim, position, tap)
 
     def advance(self, results: int) -> int:
@@ -81,7 +81,7 @@ def _reach(axis: WindowAxis, results: int) -> tuple[int, int]:
     return min(found, default=0), max(found, default=0)
 
 
-def axes_of(windows: Windows) -> tuple[WindowAxis, WindowAxis]:
+def axes_of(windows: ConvolutionWindows) -> tuple[WindowAxis, WindowAxis]:
     """The axis of lines, and that of elements of a line."""
     if len(windows.kernel) == 1:
         return WindowAxis(windows, None), WindowAxis(windows, 0)
@@ -137,7 +137,7 @@ class ImageTile:
         return self.lines * self.quads | 1
 
 
-def image_tile(tiling: DepthwiseTiling, windows: Windows) -> ImageTile:
+def image_tile(tiling: DepthwiseTiling, windows: ConvolutionWindows) -> ImageTile:
     """The image's tile of a workgroup."""
     across, along = axes_of(windows)
     first, last = across.reach(tiling.rows)
@@ -164,7 +164,7 @@ class Problem:
         parts: that the sums of a weight's gradient are in, each of other workgroups.
     """
 
-    windows: Windows
+    windows: ConvolutionWindows
     images: int
     channels: int
     lines: int
@@ -222,7 +222,7 @@ def choose_depthwise_tiling(problem: Problem, target: Target) -> DepthwiseTiling
     return best
 
 
-def workgroup_nbytes(tiling: DepthwiseTiling, windows: Windows, sums: bool) -> int:
+def workgroup_nbytes(tiling: DepthwiseTiling, windows: ConvolutionWindows, sums: bool) -> int:
     """Workgroup memory of a tiling: the image's tile, and the taps or what adds up their sums."""
     tile = tiling.planes * image_tile(tiling, windows).plane
     if not sums:
@@ -250,7 +250,7 @@ class TapSums:
         return -(-self.invocations // self.segments)
 
 
-def tap_sums(tiling: DepthwiseTiling, windows: Windows) -> TapSums:
+def tap_sums(tiling: DepthwiseTiling, windows: ConvolutionWindows) -> TapSums:
     """How the sums of a weight's gradient are added up."""
     tile = max(tiling.planes * image_tile(tiling, windows).plane, tiling.workgroup)
     quads = min(-(-windows.taps // VECTOR), tile // tiling.workgroup)
@@ -259,7 +259,7 @@ def tap_sums(tiling: DepthwiseTiling, windows: Windows) -> TapSums:
     return TapSums(quads, invocations, segments)
 
 
-def taps_pitch(windows: Windows) -> int:
+def taps_pitch(windows: ConvolutionWindows) -> int:
     """Elements from the weight of one plane to that of the next: an odd number, see `ImageTile`."""
     return windows.taps | 1
 

@@ -16,7 +16,7 @@ from ...target import Target
 _UNKNOWN = 512  # sizes that a call decides count as large
 
 
-class Tile(Protocol):
+class MatmulTile(Protocol):
     """What a workgroup computes of a result, in whatever way."""
 
     @property
@@ -119,7 +119,7 @@ class MatmulProblem:
         groups = sum(-(-(columns or _UNKNOWN) // size) for _, columns in self.shapes)
         return (self.batch or _UNKNOWN) * groups
 
-    def workgroups(self, tiling: Tile) -> int:
+    def workgroups(self, tiling: MatmulTile) -> int:
         """Tiles of the results."""
         width = self.columns_of(tiling)
         return (self.batch or _UNKNOWN) * sum(
@@ -137,7 +137,7 @@ class MatmulProblem:
             tiles += -(-m // tiling.rows) * -(-n // width)
         return results / (tiles * tiling.rows * width)
 
-    def columns_of(self, tiling: Tile) -> int:
+    def columns_of(self, tiling: MatmulTile) -> int:
         """Columns of a product that a workgroup computes: of a pair, half of the tile's each."""
         return tiling.columns // 2 if self.paired else tiling.columns
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...dtypes import DType, Kind
+from ...dtypes import DType, Kind, int64_in_words
 from ...ir.access import ACCESS_NBYTES, VECTOR
 from ...ir.buffers import Buffer
 from ...ir.scalar import Load
@@ -89,14 +89,13 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
     """One access function; ``i`` counts elements for scalar verbs and groups of four for vector
     verbs.
     """
-    lines = _BODIES[verb](use, element)
-    if len(windows) == 1:
-        return [_signature(use, verb, use.alias) + " {", *lines, "}"]
+    single = len(windows) == 1
     text: list[str] = []
-    for w in range(len(windows)):
-        name = f"{use.alias}_w{w}"
-        own = [line.replace(f"{use.alias}[", f"{name}[") for line in lines]
-        text += [_signature(use, verb, name) + " {", *own, "}"]
+    for name in [use.alias] if single else [f"{use.alias}_w{w}" for w in range(len(windows))]:
+        body = _BODIES[verb](use.buffer.dtype, name, element)
+        text += [_signature(use, verb, name) + " {", *body, "}"]
+    if single:
+        return text
     value = ", v" if verb.startswith(("store", "add")) else ""
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
@@ -140,11 +139,10 @@ def _signature(use: Use, verb: str, name: str) -> str:
     return f"fn {verb}_{name}(i: i32, v: {value})"
 
 
-def _load(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _load(dtype: DType, x: str, element: str) -> list[str]:
     if dtype.packing == 1:
         at = f"{x}[i]"
-        if element.startswith("vec"):
+        if element != dtype.storage:
             at = f"{x}[i >> 2u][i & 3]" if element.startswith("vec4") else f"{x}[i >> 1u][i & 1]"
         return [f"  return {_widen(dtype, at, '')};"]
     shift = {2: 1, 4: 2}[dtype.packing]
@@ -153,8 +151,7 @@ def _load(use: Use, element: str) -> list[str]:
     return [f"  return {value_of(dtype, f'({word} >> ({bit}))')};"]
 
 
-def _load2(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _load2(dtype: DType, x: str, element: str) -> list[str]:
     if element.startswith("vec2"):
         return [f"  return {_widen(dtype, f'{x}[i]', 'vec2')};"]
     if element.startswith("vec4"):
@@ -164,15 +161,13 @@ def _load2(use: Use, element: str) -> list[str]:
     return [f"  return vec2<{dtype.compute}>({', '.join(lanes)});"]
 
 
-def _store2(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _store2(dtype: DType, x: str, element: str) -> list[str]:
     if element.startswith("vec2"):
         return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec2')};"]
     return [f"  {x}[2 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xy")]
 
 
-def _load4(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _load4(dtype: DType, x: str, element: str) -> list[str]:
     if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
     if dtype.packing == 1:
@@ -190,24 +185,24 @@ def _load4(use: Use, element: str) -> list[str]:
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
 
-def _words(use: Use, element: str) -> list[str]:
+def _words(dtype: DType, x: str, element: str) -> list[str]:
     """Four words as they are, of a dtype that is packed in words."""
     if element.startswith("vec4"):
-        return [f"  return {use.alias}[i];"]
-    words = [_word(use.alias, element, f"4 * i + {k}") for k in range(VECTOR)]
+        return [f"  return {x}[i];"]
+    words = [_word(x, element, f"4 * i + {k}") for k in range(VECTOR)]
     return [f"  return vec4<u32>({', '.join(words)});"]
 
 
-def _whole_word(use: Use, element: str) -> list[str]:
+def _whole_word(dtype: DType, x: str, element: str) -> list[str]:
     """A word as it is, of a dtype that is packed in words."""
-    return [f"  return {_word(use.alias, element, 'i')};"]
+    return [f"  return {_word(x, element, 'i')};"]
 
 
-def _pairs(use: Use, element: str) -> list[str]:
+def _pairs(dtype: DType, x: str, element: str) -> list[str]:
     """Two words as they are, of a dtype that is packed in words."""
     if element.startswith("vec2"):
-        return [f"  return {use.alias}[i];"]
-    words = [_word(use.alias, element, f"2 * i + {k}") for k in range(PAIR)]
+        return [f"  return {x}[i];"]
+    words = [_word(x, element, f"2 * i + {k}") for k in range(PAIR)]
     return [f"  return vec2<u32>({', '.join(words)});"]
 
 
@@ -225,8 +220,7 @@ def element_of(dtype: DType, words: str, number: int) -> str:
     return value_of(dtype, f"({word} >> {bit}u)" if bit else word)
 
 
-def _store(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _store(dtype: DType, x: str, element: str) -> list[str]:
     if dtype.packing == 1:
         return [f"  {x}[i] = {_narrow(dtype, 'v', '')};"]
     # Neighbours in the word belong to other invocations: clear own bits, then set them.
@@ -239,8 +233,7 @@ def _store(use: Use, element: str) -> list[str]:
     ]
 
 
-def _store4(use: Use, element: str) -> list[str]:
-    dtype, x = use.buffer.dtype, use.alias
+def _store4(dtype: DType, x: str, element: str) -> list[str]:
     if dtype.packing == 1 and element.startswith("vec4"):
         return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
     if dtype.packing == 1:
@@ -265,18 +258,18 @@ def _store4(use: Use, element: str) -> list[str]:
     ]
 
 
-def _add(use: Use, element: str) -> list[str]:
+def _add(dtype: DType, x: str, element: str) -> list[str]:
     """Atomic accumulation: integers natively, f32 by compare-exchange (in any order).
 
     An i64 is two words: the sum of the low ones wraps exactly as often as an addition sees it wrap.
     """
-    dtype, x = use.buffer.dtype, use.alias
-    if dtype.compute == "i64":
+    if dtype.is_integer and dtype.bits == 64:
+        low, high = words_of(dtype, "v", "bits")
         return [
-            "  let bits = bitcast<u64>(v);",
-            "  let low = u32(bits & 0xfffffffflu);",
+            *(() if dtype is int64_in_words else ("  let bits = bitcast<u64>(v);",)),
+            f"  let low = {low};",
             f"  let carry = select(0u, 1u, atomicAdd(&{x}[2 * i], low) > 0xffffffffu - low);",
-            f"  atomicAdd(&{x}[2 * i + 1], u32(bits >> 32u) + carry);",
+            f"  atomicAdd(&{x}[2 * i + 1], {high} + carry);",
         ]
     if dtype.kind is not Kind.FLOAT:
         return [f"  atomicAdd(&{x}[i], bitcast<u32>(v));"]
@@ -303,6 +296,13 @@ _BODIES = {
     "store4": _store4,
     "add": _add,
 }
+
+
+def words_of(dtype: DType, value: str, bits: str) -> tuple[str, str]:
+    """The low and the high word of an int64; ``bits``: as a u64, where WGSL has that."""
+    if dtype is int64_in_words:
+        return f"{value}.x", f"{value}.y"
+    return f"u32({bits} & 0xfffffffflu)", f"u32({bits} >> 32u)"
 
 
 def _widen(dtype: DType, text: str, vector: str) -> str:

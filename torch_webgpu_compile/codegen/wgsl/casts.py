@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ... import dtypes
-from ...dtypes import DType, Kind
+from ...dtypes import DType, Kind, int64_in_words
 from ..hardening.spelling import int64_of, known_number, suffix
-from ..values import Text
+from ..values import Text, in_lanes, vector_type
 from .buffer_access import bits_of, value_of
 from .literals import one_of, zero_of
 
@@ -32,19 +32,29 @@ def fitted(value: Text, let: Let) -> Text:
     return wrap(value, let) if value.dtype.is_integer and value.dtype.bits < 32 else value
 
 
+def converted(code: str, source: DType, dtype: DType, lanes: int = 1) -> str:
+    """WGSL's own conversion of so many values, or that of integers in words."""
+    if dtype is int64_in_words:
+        return f"tw_words_of_{source.compute}{suffix(dtype, lanes)}({code})"
+    if source is int64_in_words:
+        return f"tw_words_to_{dtype.compute}{suffix(source, lanes)}({code})"
+    return f"{vector_type(dtype, lanes)}({code})"
+
+
 def cast(value: Text, dtype: DType, let: Let) -> Text:
     """A value converted to ``dtype`` as PyTorch converts; float to integer truncates and wraps."""
     source = value.dtype
     lanes = value.lanes
     if dtype.is_float8 and source is not dtype:
         return rounded(replace(cast(value, dtypes.float32, let), dtype=dtype), let)
-    vector = "vec4<{}>" if lanes > 1 else "{}"
-    target = vector.format(dtype.compute)
     narrows = dtype.is_integer and dtype.bits < source.bits
     if source.compute == dtype.compute and not narrows:
         return Text(value.code, lanes, dtype)
+    if dtype is int64_in_words or source is int64_in_words:
+        made = let(converted(value.code, source, dtype, lanes), lanes, dtype)
+        return replace(made, narrow=value.code) if source.compute == "i32" else fitted(made, let)
     if dtype.kind is Kind.BOOL:
-        zero = f"{vector.format(source.compute)}({zero_of(source)})"
+        zero = f"{vector_type(source, lanes)}({zero_of(source)})"
         test = f"tw_ne{suffix(source, lanes)}" if source.is_float else None
         code = f"{test}({value.code}, {zero})" if test else f"({value.code} != {zero})"
         return let(code, lanes, dtype)
@@ -56,15 +66,15 @@ def cast(value: Text, dtype: DType, let: Let) -> Text:
     code = value.code
     if dtype.kind is Kind.UNSIGNED and source.is_float:
         # PyTorch converts through a signed integer, so that -1.0 wraps to 255.
-        code = f"{vector.format('i32')}({code})"
+        code = converted(code, source, dtypes.int32, lanes)
     if dtype is dtypes.int64 and source.is_integer:
-        wide = int64_of(code, lanes)
+        wide = int64_of(code, dtype, lanes)
         if source is dtypes.uint32:  # naga 29 writes OpSConvert, which takes bit 31 for a sign
             mask = "4294967295li"
             wide = f"({wide} & {mask if lanes == 1 else f'vec4<i64>({mask})'})"
-        converted = let(wide, lanes, dtype)
-        return replace(converted, narrow=value.code) if source.compute == "i32" else converted
-    return fitted(let(f"{target}({code})", lanes, dtype), let)
+        made = let(wide, lanes, dtype)
+        return replace(made, narrow=value.code) if source.compute == "i32" else made
+    return fitted(let(converted(code, source, dtype, lanes), lanes, dtype), let)
 
 
 def rounded(value: Text, let: Let) -> Text:
@@ -80,12 +90,11 @@ def bitcast(value: Text, dtype: DType, let: Let) -> Text:
     """The bits of a value as another dtype of the same size."""
     source = value.dtype
     if source.bits >= 32:
-        target = dtype.compute if value.lanes == 1 else f"vec4<{dtype.compute}>"
+        target = vector_type(dtype, value.lanes)
         return let(f"bitcast<{target}>({value.code})", value.lanes, dtype)
     return _by_lane(value, lambda v: value_of(dtype, bits_of(source, v)), dtype, let)
 
 
 def _by_lane(value: Text, change: Callable[[str], str], dtype: DType, let: Let) -> Text:
     parts = [change(value.lane(k)) for k in range(value.lanes)]
-    code = f"vec4<{dtype.compute}>({', '.join(parts)})" if value.lanes > 1 else parts[0]
-    return let(code, value.lanes, dtype)
+    return let(in_lanes(dtype, parts) if value.lanes > 1 else parts[0], value.lanes, dtype)

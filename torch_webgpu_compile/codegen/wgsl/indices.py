@@ -7,8 +7,10 @@ the user; they are computed in 32 bits where their range allows it (`is_narrow`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from ... import dtypes
+from ...dtypes import DType
 from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, is_multiple_of
 from ...ir.folding import as_index
@@ -39,6 +41,7 @@ from ...symbolic.sizes import (
 )
 from ..hardening.spelling import int64_of
 from .literals import literal
+from .op_table import op_code
 
 NameOf = Callable[[Atom | Parameter], str]
 """The WGSL name of an index symbol, or of what depends on sizes alone."""
@@ -82,8 +85,8 @@ def _wrapped(value: int, count: int) -> int:
     return value - count if value > count // 2 else value
 
 
-def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf) -> str:
-    """``expr`` as a WGSL expression of type i64, modulo 2⁶⁴.
+def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf, int64: DType) -> str:
+    """``expr`` as a WGSL expression of an int64, modulo 2⁶⁴; see `Target.in_wgsl`.
 
     ``place`` gives the values of its iteration symbols in symbols that have names; they are i32.
     What depends on sizes alone comes from the host, in two words.
@@ -94,32 +97,43 @@ def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf) -> s
         factor = as_expr(coefficient)
         for atom in monomial:
             factor = factor * atom_expr(atom) if _is_of_sizes(atom) else factor
-        moving = [_render_wide_atom(a, place, name_of) for a in monomial if not _is_of_sizes(a)]
+        atoms = [atom for atom in monomial if not _is_of_sizes(atom)]
+        moving = [_render_wide_atom(atom, place, name_of, int64) for atom in atoms]
         if not moving:
             of_sizes = of_sizes + factor
             continue
-        scale = [] if factor is ONE else [_size_in_two_words(factor, name_of)]
-        parts.append(" * ".join([*scale, *moving]))
+        scale = [] if factor is ONE else [_size_in_two_words(factor, name_of, int64)]
+        parts.append(_joined("mul", [*scale, *moving], int64))
     if of_sizes is not ZERO or not parts:
-        parts.append(_size_in_two_words(of_sizes, name_of))
-    return f"({' + '.join(parts)})"
+        parts.append(_size_in_two_words(of_sizes, name_of, int64))
+    return f"({_joined('add', parts, int64)})"
 
 
-def _render_wide_atom(atom: Atom, place: Callable[[Expr], Expr], name_of: NameOf) -> str:
+def _joined(name: str, codes: Sequence[str], int64: DType) -> str:
+    """An operation on int64s, from the first to the last; the operator has no parentheses."""
+    if int64 is dtypes.int64:
+        return {"add": " + ", "sub": " - ", "mul": " * "}[name].join(codes)
+    return reduce(lambda left, right: op_code(name, int64, (left, right)), codes)
+
+
+def _render_wide_atom(
+    atom: Atom, place: Callable[[Expr], Expr], name_of: NameOf, int64: DType
+) -> str:
     expr = atom_expr(atom)
     if isinstance(atom, Symbol) or is_narrow(expr):
-        return int64_of(render_index(place(expr), name_of))
-    numerator = render_wide(atom.numerator, place, name_of)
+        return int64_of(render_index(place(expr), name_of), int64)
+    numerator = render_wide(atom.numerator, place, name_of, int64)
     divisors = _divisors(atom.denominator)
-    denominators = [render_wide(divisor, place, name_of) for divisor in divisors]
+    denominators = [render_wide(divisor, place, name_of, int64) for divisor in divisors]
     if isinstance(atom, Mod) and len(divisors) == 1:
-        return f"tw_remainder_i64({numerator}, {denominators[0]})"
+        return op_code("remainder", int64, (numerator, denominators[0]))
     quotient = numerator
     for denominator in denominators:
-        quotient = f"tw_floor_divide_i64({quotient}, {denominator})"
+        quotient = op_code("floor_divide", int64, (quotient, denominator))
     if isinstance(atom, FloorDiv):
         return quotient
-    return f"({numerator} - {quotient} * {render_wide(atom.denominator, place, name_of)})"
+    whole = [quotient, render_wide(atom.denominator, place, name_of, int64)]
+    return f"({_joined('sub', [numerator, _joined('mul', whole, int64)], int64)})"
 
 
 def _divisors(expr: Expr) -> list[Expr]:
@@ -150,14 +164,17 @@ def _divisors(expr: Expr) -> list[Expr]:
     )
 
 
-def _size_in_two_words(expr: Expr, name_of: NameOf) -> str:
+def _size_in_two_words(expr: Expr, name_of: NameOf, int64: DType) -> str:
     if expr.is_constant:
-        return literal(const(expr.constant, dtypes.int64))
+        return literal(const(expr.constant, int64))
     # Parameters are signed words.
     low = low_word(expr, name_of)
     above = floordiv(expr + _HALF, as_expr(_WORD))
     high = name_of(above) if is_within(expr, INT64) else low_word(above, name_of)
-    return f"(i64({high}) * {_WORD}li + i64({low}))"
+    if int64 is dtypes.int64:
+        return f"(i64({high}) * {_WORD}li + i64({low}))"
+    upper = f"{int64.compute}(0u, u32({high}))"
+    return op_code("add", int64, (upper, int64_of(low, int64)))
 
 
 def low_word(expr: Expr, name_of: NameOf) -> str:

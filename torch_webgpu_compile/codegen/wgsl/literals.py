@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import struct
 
-from ...dtypes import DType, Kind
+from ...dtypes import DType, Kind, int64_in_words
 from ...ir.scalar import Const, const
+
+_WORD = (1 << 32) - 1
 
 
 def zero_of(dtype: DType) -> str:
@@ -29,6 +31,8 @@ def literal(node: Const) -> str:
         return "true" if value else "false"
     if dtype.is_float:
         return _float_literal(float(value), dtype)
+    if dtype is int64_in_words:
+        return f"{dtype.compute}({int(value) & _WORD}u, {int(value) >> 32 & _WORD}u)"
     suffix = {"i32": "i", "u32": "u", "i64": "li"}[dtype.compute]
     if value == -(1 << 31) and suffix == "i":
         return "(-2147483647i - 1i)"

@@ -2,76 +2,52 @@
 
 A row is a format string over the argument texts ``{0}``, ``{1}``, ``{2}``; ``{T}`` is the WGSL type
 of the result, ``{s}`` that of one lane of the arguments and ``{v}`` the suffix of a helper for them
-(`hardening.spelling.suffix`). Helpers named ``tw_…`` are defined in ``templates/math*.wgsl.jinja``
-and included when used.
+(`hardening.spelling.suffix`); ``{exp}`` is the target's `hardening.spelling.fast_exp`. Helpers
+named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when used.
 """
 
 from __future__ import annotations
 
-from ...dtypes import DType, Kind
-from ...ir.scalar import POLYNOMIALS
-from ..hardening.spelling import opaque_results
+from collections.abc import Sequence
 
+from ...dtypes import DType, Kind, int64_in_words
+from ...ir.scalar import POLYNOMIALS
+from ..hardening.spelling import opaque_results, suffix
+from ..values import vector_type
+
+# Of floats: helpers of the op's name, of one argument and of two.
+_HELPERS = (
+    "sign exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+    "tanh asinh acosh atanh erf erfc isnan isinf opaque"
+)
+_PAIR_HELPERS = (
+    "floor_divide trunc_divide remainder fmod minimum maximum pow atan2 copysign nextafter ne zeta"
+)
 _FLOAT = {
+    **{name: f"tw_{name}{{v}}({{0}})" for name in _HELPERS.split()},
+    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in f"{_PAIR_HELPERS} {POLYNOMIALS}".split()},
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
     "div": "({0} / {1})",
-    "floor_divide": "tw_floor_divide{v}({0}, {1})",
-    "trunc_divide": "tw_trunc_divide{v}({0}, {1})",
-    "remainder": "tw_remainder{v}({0}, {1})",
-    "fmod": "tw_fmod{v}({0}, {1})",
-    "minimum": "tw_minimum{v}({0}, {1})",
-    "maximum": "tw_maximum{v}({0}, {1})",
-    "pow": "tw_pow{v}({0}, {1})",
-    "atan2": "tw_atan2{v}({0}, {1})",
-    "copysign": "tw_copysign{v}({0}, {1})",
-    "nextafter": "tw_nextafter{v}({0}, {1})",
     "neg": "(-{0})",
     "abs": "abs({0})",
-    "sign": "tw_sign{v}({0})",
     "square": "({0} * {0})",
     "reciprocal": "({T}(1.0) / {0})",
     "sqrt": "sqrt({0})",
     "rsqrt": "{T}(1.0) / sqrt({0})",
-    "exp": "tw_exp{v}({0})",
-    "fast_exp": "tw_fast_exp{v}({0})",
-    "exp2": "tw_exp2{v}({0})",
-    "expm1": "tw_expm1{v}({0})",
-    "log": "tw_log{v}({0})",
-    "log2": "tw_log2{v}({0})",
-    "log10": "tw_log10{v}({0})",
-    "log1p": "tw_log1p{v}({0})",
-    "sin": "tw_sin{v}({0})",
-    "cos": "tw_cos{v}({0})",
-    "tan": "tw_tan{v}({0})",
-    "asin": "tw_asin{v}({0})",
-    "acos": "tw_acos{v}({0})",
-    "atan": "tw_atan{v}({0})",
-    "sinh": "tw_sinh{v}({0})",
-    "cosh": "tw_cosh{v}({0})",
-    "tanh": "tw_tanh{v}({0})",
-    "asinh": "tw_asinh{v}({0})",
-    "acosh": "tw_acosh{v}({0})",
-    "atanh": "tw_atanh{v}({0})",
-    "erf": "tw_erf{v}({0})",
-    "erfc": "tw_erfc{v}({0})",
-    "sigmoid": "{T}(1.0) / ({T}(1.0) + tw_fast_exp{v}(-{0}))",
+    "fast_exp": "{exp}({0})",
+    "sigmoid": "{T}(1.0) / ({T}(1.0) + {exp}(-{0}))",
     "floor": "floor({0})",
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
     "round": "round({0})",  # WGSL rounds half to even, as PyTorch does
     "eq": "({0} == {1})",
-    "ne": "tw_ne{v}({0}, {1})",
     "lt": "({0} < {1})",
     "le": "({0} <= {1})",
     "gt": "({0} > {1})",
     "ge": "({0} >= {1})",
-    "isnan": "tw_isnan{v}({0})",
-    "isinf": "tw_isinf{v}({0})",
     "where": "select({2}, {1}, {0})",
-    "opaque": "tw_opaque{v}({0})",
-    **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in (*POLYNOMIALS.split(), "zeta")},
 }
 _SINGLE = {
     **opaque_results(_FLOAT),
@@ -164,6 +140,20 @@ _BOOL = {
     "where": "select({2}, {1}, {0})",
 }
 
+# Of int64 in words, which WGSL's operators would take for vectors.
+_NAMED = "neg abs sign bitwise_not"
+_NAMED_PAIRS = (
+    "add sub mul trunc_divide floor_divide fmod remainder pow gcd minimum maximum shift_left "
+    "shift_right bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge"
+)
+_WORDS = {
+    **{name: f"tw_words_{name}{{v}}({{0}})" for name in _NAMED.split()},
+    **{name: f"tw_words_{name}{{v}}({{0}}, {{1}})" for name in _NAMED_PAIRS.split()},
+    **dict.fromkeys(("floor", "ceil", "trunc", "round"), "{0}"),
+    "square": "tw_words_mul{v}({0}, {0})",
+    "where": "tw_words_where{v}({0}, {1}, {2})",
+}
+
 _TABLES = {
     Kind.FLOAT: _SINGLE,
     Kind.SIGNED: {**_SIGNED, **_SHIFTS},
@@ -180,4 +170,11 @@ WRAPPING = frozenset(
 def op_row(name: str, dtype: DType) -> str | None:
     """The format string for an op on arguments of ``dtype``, or None when there is none."""
     table = _DOUBLE if dtype.compute == "f64" else _TABLES[dtype.kind]
-    return table.get(name)
+    return (_WORDS if dtype is int64_in_words else table).get(name)
+
+
+def op_code(name: str, dtype: DType, args: Sequence[str], lanes: int = 1) -> str:
+    """An op that has a row, and no exponential in it, on values of one dtype."""
+    row = op_row(name, dtype)
+    assert row is not None, (name, dtype)
+    return row.format(*args, T=vector_type(dtype, lanes), v=suffix(dtype, lanes), s=dtype.compute)

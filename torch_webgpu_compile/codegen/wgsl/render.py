@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ...ir.access import VECTOR
 from ...plan.entry_point import entry_point, parameters_declaration
 from ...plan.model import Parameter
-from ..hardening.spelling import ENTRY, exponentials, hide_bits
+from ...target import Target
+from ..hardening.spelling import changed_bits, fast_exp
 from .storage import Bindings
-from .words import without_int64
 
 _LIBRARIES = (
     "math",
@@ -28,11 +29,16 @@ _LIBRARIES = (
     "math_series",
     "math_words",
 )
-_WORD = re.compile(r"\b(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
+# Without \b before it, which makes the search five times as long: no other name has these in it.
+_WORD = re.compile(r"(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
+
+# What templates print behind `entry_point`: a text is assembled of what is before it and after it.
+_ENTRY = "\0"
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
+@cache
+def _environment(exp: str, exp4: str) -> Environment:
+    """Templates by the names of the functions that are `fast_exp` of one and of four numbers."""
     environment = Environment(
         loader=PackageLoader("torch_webgpu_compile", "templates"),
         undefined=StrictUndefined,
@@ -40,8 +46,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.globals["entry_point"] = lambda local: entry_point(local) + ENTRY
+    environment.globals["entry_point"] = lambda local: entry_point(local) + _ENTRY
+    environment.globals["fast_exp"], environment.globals["fast_exp4"] = exp, exp4
     return environment
+
+
+def environment_of(target: Target) -> Environment:
+    """What renders templates for a target."""
+    return _environment(fast_exp(target), fast_exp(target, VECTOR))
 
 
 def parameter_names(sizes: Sequence[Parameter]) -> dict[Parameter, str]:
@@ -49,9 +61,9 @@ def parameter_names(sizes: Sequence[Parameter]) -> dict[Parameter, str]:
     return {s: f"parameters[{k // 4}].{'xyzw'[k % 4]}" for k, s in enumerate(sizes)}
 
 
-def render_template(template: str, inputs: dict[str, Any]) -> str:
+def render_template(template: str, inputs: dict[str, Any], target: Target) -> str:
     """The text of a template alone; ``inputs``: exactly what it names at its top."""
-    return _environment().get_template(template).render(inputs)
+    return environment_of(target).get_template(template).render(inputs)
 
 
 def render_module(
@@ -65,37 +77,34 @@ def render_module(
         parameters: the sizes in the uniform buffer, in order.
         inputs: exactly what the template names at its top.
     """
-    body = render_template(template, inputs)
+    body = render_template(template, inputs, bindings.target)
+    start, end = body.split(f"{_ENTRY}\n")  # a template begins its main with entry_point
     declared, functions = bindings.declarations()
     if parameters:
         rows = (len(parameters) + 3) // 4
         names = ", ".join(map(str, parameters))
         declared.append(f"{parameters_declaration(bindings.count, rows)}  // {names}")
-    text = "\n".join([*functions, body])
-    helpers = _helpers(text)
-    module = "\n".join([*declared, *helpers.values(), hide_bits(text, helpers)])
-    module = exponentials(module, bindings.target)
-    if not bindings.target.has_int64:
-        module = without_int64(module)
-    module = "\n".join([*_helpers(module, helpers).values(), module])
+    helpers = helpers_of("\n".join([*functions, body]), bindings.target)
+    hidden = [f"{line}\n" for line in changed_bits(helpers)]
+    module = "\n".join([*declared, *helpers.values(), *functions, "".join([start, *hidden, end])])
     module = "\n".join(line for line in module.splitlines() if line.strip())
     # As they are: positions in them are told to who wrote them.
     written = (function.definition for function in bindings.functions.values())
     module = "\n".join([module, *written])
-    enables = "enable f16;\n" if re.search(r"\bf16\b", _without_comments(module)) else ""
-    return enables + module + "\n"
+    return ("enable f16;\n" if _has_float16(module) else "") + module + "\n"
 
 
-def _without_comments(text: str) -> str:
-    return re.sub(r"//[^\n]*", "", text)
+def _has_float16(module: str) -> bool:
+    without_comments = re.sub(r"//[^\n]*", "", module)
+    return "f16" in without_comments and bool(re.search(r"\bf16\b", without_comments))
 
 
-@lru_cache(maxsize=1)
-def _library() -> dict[str, str]:
+@cache
+def library_of(environment: Environment) -> dict[str, str]:
     """Every definition of the math templates by name."""
     found: dict[str, str] = {}
     for library in _LIBRARIES:
-        text = _environment().get_template(f"{library}.wgsl.jinja").render()
+        text = environment.get_template(f"{library}.wgsl.jinja").render()
         for part in re.split(r"(?m)^(?=fn |var<private>|const )", text):
             match = re.match(r"(?:fn|var<private>|const) (\w+)", part)
             if match:
@@ -103,12 +112,9 @@ def _library() -> dict[str, str]:
     return found
 
 
-def _helpers(text: str, defined: Container[str] = ()) -> dict[str, str]:
-    """The library definitions that ``text`` needs by name, in the library's order.
-
-    ``defined``: those that it has.
-    """
-    library = _library()
+def helpers_of(text: str, target: Target) -> dict[str, str]:
+    """The library definitions that ``text`` needs by name, in the library's order."""
+    library = library_of(environment_of(target))
     needed: set[str] = set()
     pending = set(_WORD.findall(text))
     while pending:
@@ -116,8 +122,4 @@ def _helpers(text: str, defined: Container[str] = ()) -> dict[str, str]:
         if name in library and name not in needed:
             needed.add(name)
             pending |= set(_WORD.findall(library[name])) - needed
-    return {
-        name: definition
-        for name, definition in library.items()
-        if name in needed and name not in defined
-    }
+    return {name: definition for name, definition in library.items() if name in needed}

@@ -45,10 +45,10 @@ from ...symbolic.sizes import (
     substitute,
     symbols_of,
 )
-from ..hardening.spelling import int64_of, opaque, position_as_float, suffix
-from ..values import Gather, Scope, Text, UniqueNames
+from ..hardening.spelling import fast_exp, int64_of, opaque, position_as_float, suffix
+from ..values import Gather, Scope, Text, UniqueNames, choice, in_lanes, vector_type
 from .buffer_access import element_of
-from .casts import bitcast, cast, fitted
+from .casts import bitcast, cast, converted, fitted
 from .indices import (
     NameOf,
     host_number,
@@ -98,6 +98,8 @@ class Renderer:
         wide: Scope | None = None,
     ) -> None:
         self.bindings = bindings
+        self.in_wgsl = bindings.target.in_wgsl
+        self.int64 = self.in_wgsl(dtypes.int64)
         self.names = names
         self.name_of = name_of
         self.lanes = lanes
@@ -145,9 +147,10 @@ class Renderer:
     def _compute(self, node: Scalar) -> Text:
         match node:
             case Const():
-                return Text(literal(node), 1, node.dtype)
+                dtype = self.in_wgsl(node.dtype)
+                return Text(literal(Const(node.value, dtype)), 1, dtype)
             case Index(expr):
-                return self._index(expr, node.dtype)
+                return self._index(expr, self.int64)
             case Load():
                 known = self._member(node)
                 return known if known is not None else self._load(node)
@@ -157,12 +160,12 @@ class Renderer:
             case Masked():
                 return self._masked(node)
             case Checked():
-                return cast(self._checked(node), node.dtype, self.let)
+                return cast(self._checked(node), self.int64, self.let)
             case FunctionCall():
                 self._compute_members(node)
                 return self._call(node)
             case Local(name, dtype):
-                return Text(name, len(self.lanes), dtype)
+                return Text(name, len(self.lanes), self.in_wgsl(dtype))
 
     def per_lane(self, expr: Expr) -> list[Expr]:
         """An index expression in kernel-level symbols, for each lane."""
@@ -171,18 +174,18 @@ class Renderer:
     def _index(self, expr: Expr, dtype: DType) -> Text:
         """An index expression as a value: an int64, or an i32 (modulo 2³²) if that is asked for."""
         values = self.per_lane(expr)
-        if dtype is dtypes.int64 and not self._is_narrow(expr):
-            self._require_int64(expr)
+        if dtype is not self.int64:
+            codes = [f"i32({render_index(v, self.name_of)})" for v in values]
+        elif self._is_narrow(expr):
+            codes = [int64_of(render_index(v, self.name_of), dtype) for v in values]
+        else:
             codes = [
-                render_wide(expr, partial(substitute, values=env), self.name_of)
+                render_wide(expr, partial(substitute, values=env), self.name_of, dtype)
                 for env in self.lanes
             ]
-        else:
-            indices = [render_index(v, self.name_of) for v in values]
-            codes = list(map(int64_of if dtype is dtypes.int64 else "i32({})".format, indices))
         if all(v is values[0] for v in values):
             return self.let(codes[0], 1, dtype)
-        return self.let(f"vec4<{dtype.compute}>({', '.join(codes)})", VECTOR, dtype)
+        return self.let(in_lanes(dtype, codes), VECTOR, dtype)
 
     def _is_narrow(self, expr: Expr) -> bool:
         """Whether a value is computed in 32 bits; the runtime checks what that relies on."""
@@ -191,14 +194,6 @@ class Renderer:
             return False
         self.bindings.narrow.update(dict.fromkeys(bounds))
         return True
-
-    def _require_int64(self, expr: Expr) -> None:
-        if not self.bindings.target.supports(dtypes.int64):
-            raise UnsupportedOp(
-                f"integer {expr}",
-                "it may not fit in 32 bits, and this GPU has no 64-bit integers (shader-int64)",
-                "compute it outside of the compiled function, or compile with dynamic=False",
-            )
 
     # -- loads ---------------------------------------------------------------------------------
 
@@ -262,8 +257,8 @@ class Renderer:
             at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
             return self.let(f"{function}({at})", VECTOR, node.dtype)
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
-        code = f"vec4<{node.dtype.compute}>({', '.join(parts)})"
-        return self.let(code, VECTOR, node.dtype)
+        dtype = self.in_wgsl(node.dtype)
+        return self.let(in_lanes(dtype, parts), VECTOR, dtype)
 
     def _gathered(self, entry: Scalar) -> Text:
         """`position`; around this scope where an access may be that depends on it."""
@@ -318,8 +313,8 @@ class Renderer:
             return Text(words.lane(lanes[0]), 1, dtype)
         if len(set(lanes)) == 1:
             return self.let(element_of(dtype, words.code, lanes[0]), 1, dtype)
-        parts = ", ".join(element_of(dtype, words.code, lane) for lane in lanes)
-        return self.let(f"vec4<{dtype.compute}>({parts})", VECTOR, dtype)
+        parts = [element_of(dtype, words.code, lane) for lane in lanes]
+        return self.let(in_lanes(dtype, parts), VECTOR, dtype)
 
     def _shared_load(self, node: Load, address: Expr, wide: Scope) -> Text:
         """An element that other renderers in the scope read too."""
@@ -354,7 +349,7 @@ class Renderer:
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
         function = self._load_function(node, "load", gathers)
         at = self._address(address, gathers, lane, 1)
-        return self.let(f"{function}({at})", 1, node.dtype)
+        return self.let(f"{function}({at})", 1, self.in_wgsl(node.dtype))
 
     def _load_function(self, node: Load, verb: str, gathers: list[Gather]) -> str:
         function = self.bindings.function(node.buffer, verb)
@@ -371,7 +366,8 @@ class Renderer:
             step = render_index(gather.stride // unit, self.name_of)
             last = render_index(gather.size - 1, self.name_of)
             at = gather.value.lane(lane)
-            at = at if gather.value.dtype is dtypes.int32 else f"i32({at})"
+            if gather.value.dtype is not dtypes.int32:
+                at = converted(at, gather.value.dtype, dtypes.int32)
             code += f" + {gather.inside.format(at, last)} * ({step})"
         if self.predicates:
             condition = " && ".join(
@@ -392,10 +388,9 @@ class Renderer:
         self.predicates = outer
         other = self.render(node.other)
         lanes = max(condition.lanes, body.lanes, other.lanes)
-        mask = condition.code if condition.lanes in (1, lanes) else condition.widen(lanes)
-        return self.let(
-            f"select({other.widen(lanes)}, {body.widen(lanes)}, {mask})", lanes, node.dtype
-        )
+        dtype = self.in_wgsl(node.dtype)
+        code = choice(condition, body.widen(lanes), other.widen(lanes), lanes, dtype)
+        return self.let(code, lanes, dtype)
 
     def _branch(self, condition: Text, node: Masked) -> Text:
         other = self.render(node.other)
@@ -414,7 +409,7 @@ class Renderer:
             f"  {name} = {body.widen(lanes)};",
             "}",
         ]
-        return Text(name, lanes, node.dtype)
+        return Text(name, lanes, self.in_wgsl(node.dtype))
 
     # -- indices from data ---------------------------------------------------------------------
 
@@ -456,17 +451,23 @@ class Renderer:
             index = Text(given.lane(lane), 1, given.dtype)
             report = self.bindings.report(node.check, first, index, limit)
             # Negative positions are large ones without a sign.
-            wide = f"bitcast<u64>({at}) >= u64({limit})"
             tests = [p if isinstance(p, str) else p.lane(lane) for p in self.predicates]
-            tests.append(f"u32({at}) >= u32({limit})" if is_narrow else wide)
+            tests.append(f"u32({at}) >= u32({limit})" if is_narrow else self._is_outside(at, limit))
+            start = at if is_narrow else converted(at, position.dtype, dtypes.int32)
             self.scope.lines += [
-                f"var {name} = {at if is_narrow else f'i32({at})'};",
+                f"var {name} = {start};",
                 f"if ({' && '.join(tests)}) {{ {name} = -1; {report} }}",
             ]
             names.append(name)
         if len(names) == 1:
             return Text(names[0], 1, dtypes.int32)
-        return self.let(f"vec4<i32>({', '.join(names)})", VECTOR, dtypes.int32)
+        return self.let(in_lanes(dtypes.int32, names), VECTOR, dtypes.int32)
+
+    def _is_outside(self, position: str, limit: str) -> str:
+        """Whether an int64 is negative, or at least an i32 that is not."""
+        if self.int64 is dtypes.int64:
+            return f"bitcast<u64>({position}) >= u64({limit})"
+        return f"({position}.y != 0u || {position}.x >= u32({limit}))"
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -476,8 +477,8 @@ class Renderer:
             if exprs[0] is not None and exprs[1] is not None:
                 if self._is_narrow(exprs[0]) and self._is_narrow(exprs[1]):
                     return self._compare(node, exprs[0], exprs[1])
-                sides = [self._index(e, dtypes.int64) for e in exprs if e is not None]
-                return self._apply_row(node, dtypes.int64, sides)
+                sides = [self._index(e, self.int64) for e in exprs if e is not None]
+                return self._apply_row(node, self.int64, sides)
             left, right = (self._narrow(a) for a in node.args)
             if left is not None and right is not None:
                 return self._apply_row(node, dtypes.int32, [left, right])
@@ -493,20 +494,20 @@ class Renderer:
             modular = (
                 node.dtype.is_integer and wraps(expr) and self.bindings.are_sizes(symbols_of(expr))
             )
-            width = dtypes.int32 if modular or is_position else dtypes.int64
+            width = dtypes.int32 if modular or is_position else self.int64
             position = cast(self._index(expr, width), node.dtype, self.let)
             return position_as_float(position, self.per_lane(expr))
         bounded = self._narrow(node) if node.name in _BOUNDED else None
         if bounded is not None:
-            return cast(bounded, node.dtype, self.let)
+            return cast(bounded, self.in_wgsl(node.dtype), self.let)
         args = [self.render(a) for a in node.args]
         if node.name == "opaque":
             return opaque(args[0])
         if node.name == "cast":
-            return cast(args[0], node.dtype, self.let)
+            return cast(args[0], self.in_wgsl(node.dtype), self.let)
         if node.name == "bitcast":
             return bitcast(args[0], node.dtype, self.let)
-        return self._apply_row(node, node.args[-1].dtype, args)
+        return self._apply_row(node, self.in_wgsl(node.args[-1].dtype), args)
 
     def _call(self, node: FunctionCall) -> Text:
         """A result of a user's function, which is called for each lane."""
@@ -529,8 +530,7 @@ class Renderer:
             results.append(f"{node.dtype.compute}({code})")
         if lanes == 1:
             return self.let(results[0], 1, node.dtype)
-        code = f"vec4<{node.dtype.compute}>({', '.join(results)})"
-        return self.let(code, lanes, node.dtype)
+        return self.let(in_lanes(node.dtype, results), lanes, node.dtype)
 
     def _apply_row(self, node: Op, operand: DType, args: Sequence[Text]) -> Text:
         lanes = max(a.lanes for a in args)
@@ -541,14 +541,15 @@ class Renderer:
                 f"no WGSL for this scalar operation on {operand.name}",
                 "please report the model that needs it",
             )
-        result = node.dtype.compute if lanes == 1 else f"vec4<{node.dtype.compute}>"
+        dtype = self.in_wgsl(node.dtype)
         code = row.format(
             *(a.widen(lanes) for a in args),
-            T=result,
+            T=vector_type(dtype, lanes),
             v=suffix(operand, lanes),
             s=operand.compute,
+            exp=fast_exp(self.bindings.target, lanes),
         )
-        value = self.let(code, lanes, node.dtype)
+        value = self.let(code, lanes, dtype)
         return fitted(value, self.let) if node.name in WRAPPING else value
 
     def _narrow(self, node: Scalar) -> Text | None:
@@ -596,7 +597,7 @@ class Renderer:
         codes = render_comparisons(node.name, lefts, rights, self.name_of)
         if len(codes) == 1:
             return self.let(codes[0], 1, node.dtype)
-        return self.let(f"vec4<bool>({', '.join(codes)})", VECTOR, node.dtype)
+        return self.let(in_lanes(node.dtype, codes), VECTOR, node.dtype)
 
 
 # Results are among, or no wider than, the operands.

@@ -8,7 +8,7 @@ and declares bindings and functions that fit all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ... import dtypes
@@ -21,7 +21,8 @@ from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, product, upper
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
-from .buffer_access import Use, access_function, element_type, function_by_part
+from .buffer_access import Use, access_function, element_type, function_by_part, words_of
+from .casts import converted
 
 
 @dataclass
@@ -48,13 +49,13 @@ class Bindings:
 
         Args:
             first: the number of the kernel's first check.
-            index: an i32 or i64.
+            index: an integer.
             size: an i32.
         """
         number = self.checks.setdefault(check, len(self.checks))
-        given = index.code
-        if index.dtype.compute != self._reported:
-            given = f"{self._reported}({given})"
+        given, int64 = index.code, self.target.in_wgsl(dtypes.int64)
+        if index.dtype.compute != int64.compute:
+            given = converted(given, index.dtype, int64)
         return f"tw_report({first} + {number}, {given}, {size});"
 
     def are_sizes(self, symbols: Iterable[Symbol]) -> bool:
@@ -69,11 +70,6 @@ class Bindings:
         return frozenset(
             atoms[0] for atoms in single if len(atoms) == 1 and isinstance(atoms[0], Symbol)
         )
-
-    @property
-    def _reported(self) -> str:
-        """The type in which indices are reported."""
-        return "i64" if self.target.supports(dtypes.int64) else "i32"
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of an access to a buffer.
@@ -95,7 +91,10 @@ class Bindings:
         names = names if len({*names}) > 1 else names[:1]
         for name in names:
             if name not in self._uses:
-                self._uses[name] = Use(self.buffers[name], f"x{len(self._uses)}")
+                used = self.buffers[name]
+                dtype = self.target.in_wgsl(used.dtype)
+                used = used if dtype is used.dtype else replace(used, dtype=dtype)
+                self._uses[name] = Use(used, f"x{len(self._uses)}")
         return [self._uses[name] for name in names]
 
     def touch(self, buffer: str, numel: Expr) -> None:
@@ -174,7 +173,7 @@ class Bindings:
                 f"@group(0) @binding({slot}) var<storage, read_write> device_status: "
                 f"array<atomic<u32>, {STATUS_NBYTES // 4}>;"
             )
-            functions += _report_function(self._reported)
+            functions += _report_function(self.target.in_wgsl(dtypes.int64))
         return declared, functions
 
     @property
@@ -223,13 +222,11 @@ class Bindings:
         return (*found, (ZERO, ZERO)) if self.checks else tuple(found)
 
 
-def _report_function(type: str) -> list[str]:
+def _report_function(int64: DType) -> list[str]:
     """Sets the device's status (`plan.model.Kernel`) unless it is set."""
-    high = "u32(bitcast<u64>(index) >> 32u)" if type == "i64" else "u32(index >> 31u)"
-    low = "u32(bitcast<u64>(index) & 0xfffffffflu)" if type == "i64" else "u32(index)"
-    values = ("u32(check)", low, high, "u32(size)")
+    values = ("u32(check)", *words_of(int64, "index", "bitcast<u64>(index)"), "u32(size)")
     return [
-        f"fn tw_report(check: i32, index: {type}, size: i32) {{",
+        f"fn tw_report(check: i32, index: {int64.compute}, size: i32) {{",
         # The load spares the others an atomic each where many are wrong.
         "  if (atomicLoad(&device_status[0]) != 0u) { return; }",
         "  if (atomicAdd(&device_status[0], 1u) != 0u) { return; }",

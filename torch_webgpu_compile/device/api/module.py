@@ -13,65 +13,9 @@ import torch
 
 from .. import devices
 from .. import generators as random
-from ..generators import (
-    default_generators as _default_generators,
-)
-from ..generators import (
-    get_rng_state,
-    get_rng_state_all,
-    initial_seed,
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    set_rng_state,
-    set_rng_state_all,
-)
 from ..registration import untraced
-from . import amp, backend_module, memory, refused, streams
-from .memory import (
-    current_allocated_memory,
-    driver_allocated_memory,
-    empty_cache,
-    get_per_process_memory_fraction,
-    host_memory_stats,
-    host_memory_stats_as_nested_dict,
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_snapshot,
-    memory_stats,
-    memory_stats_as_nested_dict,
-    memory_summary,
-    recommended_max_memory,
-    reset_accumulated_host_memory_stats,
-    reset_accumulated_memory_stats,
-    reset_peak_host_memory_stats,
-    reset_peak_memory_stats,
-    set_memory_limit,
-    set_per_process_memory_fraction,
-)
-from .properties import (
-    DeviceProperties,
-    get_device_capability,
-    get_device_name,
-    get_device_properties,
-    is_bf16_supported,
-)
+from . import amp, backend_module, memory, properties, refused, streams, waits
 from .storage_types import storage_type
-from .streams import (
-    Event,
-    Stream,
-    StreamContext,
-    current_stream,
-    default_stream,
-    set_stream,
-    stream,
-    synchronize,
-)
-from .waits import get_sync_debug_mode, set_sync_debug_mode
 
 OutOfMemoryError = torch.OutOfMemoryError  # a base of this package's
 
@@ -79,73 +23,31 @@ profiler: Any = ModuleType("torch.webgpu.profiler", "Tracing tools of GPUs, whic
 vars(profiler).update(refused.functions("profiler."))
 
 __all__ = [
-    "DeviceProperties",
-    "Event",
     "OutOfMemoryError",
-    "Stream",
-    "StreamContext",
     "amp",
     "can_device_access_peer",
-    "current_allocated_memory",
     "current_device",
-    "current_stream",
-    "default_stream",
     "device",
     "device_count",
     "device_of",
-    "driver_allocated_memory",
-    "empty_cache",
     "get_amp_supported_dtype",
-    "get_device_capability",
-    "get_device_name",
-    "get_device_properties",
-    "get_per_process_memory_fraction",
-    "get_rng_state",
-    "get_rng_state_all",
-    "get_sync_debug_mode",
-    "host_memory_stats",
-    "host_memory_stats_as_nested_dict",
     "init",
-    "initial_seed",
     "ipc_collect",
     "is_available",
-    "is_bf16_supported",
     "is_current_stream_capturing",
     "is_initialized",
     "is_tf32_supported",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
     "memory",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_snapshot",
-    "memory_stats",
-    "memory_stats_as_nested_dict",
-    "memory_summary",
     "profiler",
     "random",
-    "recommended_max_memory",
-    "reset_accumulated_host_memory_stats",
-    "reset_accumulated_memory_stats",
     "reset_device",
-    "reset_peak_host_memory_stats",
-    "reset_peak_memory_stats",
-    "seed",
-    "seed_all",
     "set_device",
-    "set_memory_limit",
-    "set_per_process_memory_fraction",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "set_sync_debug_mode",
-    "stream",
     "streams",
-    "synchronize",
 ]
+for _part in (memory, properties, random, streams, waits):
+    _public = {name: getattr(_part, name) for name in _part.__all__ if not name.startswith("_")}
+    globals().update(_public)
+    __all__ += _public
 
 _REFUSED = refused.functions() | refused.functions("memory.")
 globals().update(_REFUSED)
@@ -312,7 +214,7 @@ def __getattr__(name: str) -> Any:
     if name.endswith("Storage") and (found := storage_type(name)) is not None:
         return found
     if name == "default_generators":
-        return _default_generators()
+        return random.default_generators()
     raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
 
 

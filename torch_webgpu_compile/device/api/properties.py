@@ -12,6 +12,14 @@ import torch
 
 from .. import devices
 
+__all__ = [
+    "DeviceProperties",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "is_bf16_supported",
+]
+
 # What WebGPU buffers can hold, and every device converts. An operator may still run on the host.
 _STORED = (
     torch.bool,

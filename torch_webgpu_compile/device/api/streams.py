@@ -17,6 +17,17 @@ from ...torch_private import DeviceType
 from .. import devices
 from ..tensors.deferred import settle
 
+__all__ = [
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
 _DEVICE_TYPE = int(DeviceType.PrivateUse1.value)
 
 

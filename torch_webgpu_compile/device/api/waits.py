@@ -6,6 +6,11 @@ import warnings
 
 from .. import devices
 
+__all__ = [
+    "get_sync_debug_mode",
+    "set_sync_debug_mode",
+]
+
 _MODES = ("default", "warn", "error")
 _MESSAGE = (
     "an operation waits for the GPU, as the host needs a value of it: keep values on the device, "

@@ -17,7 +17,7 @@ from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
 from ...capture.eager.arguments import number_dtype
 from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
-from ...capture.eager.numbers import Number, Numbers
+from ...capture.eager.numbers import LeafNumber, LeafNumbers
 from ...capture.eager.sequence import (
     Lane,
     LaneLayout,
@@ -159,7 +159,7 @@ class _Placing:
         tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
         self._inputs = [_input(k, leaves[k]) for k in tensors]
         self._parts: list[Placed] = []
-        self._numbers: list[Number] = []  # in the order in which plans have them
+        self._numbers: list[LeafNumber] = []  # in the order in which plans have them
         self._given: list[int] = []  # which made tensors the parts give, in their order
         self._free = {k for k, leaf in enumerate(leaves) if type(leaf) is float}
 
@@ -272,7 +272,7 @@ class _Placing:
                 CapturedGraph(plan.name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset()),
                 signature.phase,
                 tuple(range(len(self._inputs))),
-                Numbers(self._numbers, self._held_in) if self._numbers else None,
+                LeafNumbers(self._numbers, self._held_in) if self._numbers else None,
                 frozenset(self._free),
                 tuple(Output(at[k]) if k in at else Constant(None) for k in self._order),
                 tree_structure([0] * len(self._order)),
@@ -285,10 +285,10 @@ class _Placing:
         )
 
 
-def _of_sequence(number: Number, lane: Lane) -> Number:
+def _of_sequence(number: LeafNumber, lane: Lane) -> LeafNumber:
     """A number of a lane's leaves as one of the sequence's."""
     names = map(str, number.expr.free_symbols)
-    return Number(number.expr, {name: lane.leaves[number.symbols[name]] for name in names})
+    return LeafNumber(number.expr, {name: lane.leaves[number.symbols[name]] for name in names})
 
 
 def _laid_out(output: PlanOutput, spec: TensorSpec) -> PlanOutput:

@@ -17,11 +17,11 @@ from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, SignatureVariant
 from ...capture.eager.arguments import groups_of_equals
 from ...capture.eager.calls import (
-    Argument,
     CapturedCall,
     Constant,
     Output,
     Result,
+    ResultArgument,
     TensorSpec,
 )
 from ...capture.eager.capture import capture_call
@@ -316,7 +316,7 @@ def _places(results: Sequence[Result], made: int, leaves: int) -> Iterator[int]:
         match result:
             case Output(position):
                 yield position
-            case Argument(leaf):
+            case ResultArgument(leaf):
                 yield made + leaf
             case Constant():
                 yield constants

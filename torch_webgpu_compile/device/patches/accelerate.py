@@ -17,7 +17,6 @@ Until: `accelerate` asks `torch.accelerator`.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from typing import Any
@@ -25,139 +24,96 @@ from typing import Any
 import torch
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import after_import, around
 from .accelerator import is_wanted
 
 
 def install() -> None:
-    """Has ``accelerate`` choose the device, once it is imported."""
-    after_import("accelerate.state", _choose_device)
-    after_import("accelerate.state", _join_processes)
+    """Adds the device to lists of ``accelerate``, once it is imported."""
     after_import("accelerate.accelerator", _allow_float16)
-    after_import("accelerate.utils.memory", _empty_cache)
-    after_import("accelerate.utils.modeling", _count_memory)
     after_import("accelerate.utils.dataclasses", _add_backend)
     after_import("accelerate.commands.config.config_utils", _name_backend)
-    after_import("accelerate.commands.launch", _launch_processes)
 
 
-def _choose_device(module: Any) -> None:
-    state = getattr(module, "PartialState", None)
-    original = getattr(state, "default_device", None)
-    if state is None or not isinstance(original, property) or original.fget is None:
+@around("accelerate.state:PartialState.default_device")
+def default_device(choose: Any, self: Any) -> torch.device:
+    chosen: torch.device = choose(self)
+    return torch.device(devices.NAME) if chosen.type == "cpu" and is_wanted() else chosen
+
+
+@around("accelerate.state:PartialState._prepare_backend")
+def prepare_backend(
+    original: Any,
+    self: Any,
+    cpu: bool = False,
+    sagemaker_dp: bool = False,
+    backend: str | None = None,
+) -> tuple[str | None, Any]:
+    """Processes that were launched together train together, over gloo."""
+    chosen, kind = original(self, cpu, sagemaker_dp, backend)
+    is_launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
+    if kind.name == "NO" and is_launched and not cpu and is_wanted():
+        return backend or "gloo", type(kind).MULTI_GPU
+    return chosen, kind
+
+
+@around("accelerate.state:PartialState.set_device")
+def set_device(choose: Any, self: Any) -> None:
+    """Each takes the device of its local rank; where there are fewer devices, several share one."""
+    is_launched = self.device is None and self.distributed_type.name == "MULTI_GPU"
+    if not is_launched or not is_wanted():
+        choose(self)
         return
-    choose = original.fget
-
-    @functools.wraps(choose)
-    def default_device(self: Any) -> torch.device:
-        chosen: torch.device = choose(self)
-        return torch.device(devices.NAME) if chosen.type == "cpu" and is_wanted() else chosen
-
-    state.default_device = property(default_device)
+    index = self.local_process_index % devices.device_count()
+    torch.get_device_module(devices.NAME).set_device(index)
+    self.device = torch.device(devices.NAME, index)
+    # Its own switch: DistributedDataParallel is not given the rank as its device.
+    os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")
 
 
-def _join_processes(module: Any) -> None:
-    """Processes that were launched together train together, over gloo.
-
-    Each takes the device of its local rank; where there are fewer devices, several share one.
-    """
-    state: Any = getattr(module, "PartialState", None)
-    types: Any = getattr(module, "DistributedType", None)
-    prepare = getattr(state, "_prepare_backend", None)
-    choose = getattr(state, "set_device", None)
-    if prepare is None or choose is None or types is None:
-        return
-
-    @functools.wraps(prepare)
-    def _prepare_backend(
-        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
-    ) -> tuple[str | None, Any]:
-        chosen, kind = prepare(self, cpu, sagemaker_dp, backend)
-        is_launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
-        if kind is types.NO and is_launched and not cpu and is_wanted():
-            return backend or "gloo", types.MULTI_GPU
-        return chosen, kind
-
-    @functools.wraps(choose)
-    def set_device(self: Any) -> None:
-        is_launched = self.device is None and self.distributed_type is types.MULTI_GPU
-        if not is_launched or not is_wanted():
-            choose(self)
-            return
-        index = self.local_process_index % devices.device_count()
-        torch.get_device_module(devices.NAME).set_device(index)
-        self.device = torch.device(devices.NAME, index)
-        # Its own switch: DistributedDataParallel is not given the rank as its device.
-        os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")
-
-    state._prepare_backend = _prepare_backend
-    state.set_device = set_device
-
-
-def _launch_processes(module: Any) -> None:
+@around("accelerate.commands.launch:_validate_launch_command")
+def validate_launch_command(validate: Any, args: Any) -> Any:
     """``accelerate launch --num_processes 2`` starts two: they may share a device."""
-    validate = getattr(module, "_validate_launch_command", None)
-    if validate is None:
-        return
     other = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
-
-    @functools.wraps(validate)
-    def _validate_launch_command(args: Any) -> Any:
-        is_open = not any(getattr(args, name, False) for name in other)
-        if is_open and (getattr(args, "num_processes", None) or 0) > 1 and is_wanted():
-            args.multi_gpu = True
-        return validate(args)
-
-    module._validate_launch_command = _validate_launch_command
+    is_open = not any(getattr(args, name, False) for name in other)
+    if is_open and (getattr(args, "num_processes", None) or 0) > 1 and is_wanted():
+        args.multi_gpu = True
+    return validate(args)
 
 
-def _empty_cache(module: Any) -> None:
+@around("accelerate.utils.memory:clear_device_cache")
+def clear_device_cache(clear: Any, *arguments: Any, **keywords: Any) -> None:
     """``release_memory`` and the search for a batch size that fits give back what is free."""
-    clear = getattr(module, "clear_device_cache", None)
-    if clear is None:
-        return
-
-    @functools.wraps(clear)
-    def clear_device_cache(*arguments: Any, **keywords: Any) -> None:
-        clear(*arguments, **keywords)
-        if devices.opened():
-            torch.get_device_module(devices.NAME).empty_cache()
-
-    module.clear_device_cache = clear_device_cache
+    clear(*arguments, **keywords)
+    if devices.opened():
+        torch.get_device_module(devices.NAME).empty_cache()
 
 
-def _count_memory(module: Any) -> None:
+@around("accelerate.utils.modeling:get_max_memory")
+def get_max_memory(count: Any, max_memory: Any = None) -> Any:
     """Device maps are made for the devices that there are, by what memory is known to be free.
 
     Of a GPU with memory of its own, WebGPU tells nothing: everything is placed there. What does not
     fit ends in an `OutOfMemoryError`, and ``max_memory={0: "8GiB", "cpu": "30GiB"}`` divides it.
     One that shares the host's memory is not to have it twice, as `accelerate` says of others.
     """
-    count = getattr(module, "get_max_memory", None)
-    convert = getattr(module, "convert_file_size_to_int", None)
-    if count is None or convert is None:
-        return
-
-    @functools.wraps(count)
-    def get_max_memory(max_memory: Any = None) -> Any:
-        if not is_wanted():
-            return count(max_memory)
-        if max_memory is None:
-            free = {index: _free_memory(index) for index in range(devices.device_count())}
-            unknown = all(nbytes == sys.maxsize for nbytes in free.values())
-            return {**free, **count()} if unknown else free
-        mine: dict[int, float] = {}
-        for index in sorted(place for place in max_memory if isinstance(place, int)):
-            given = max_memory[index]
-            mine[index] = convert(given) if isinstance(given, str) else given
-            if index not in range(devices.device_count()):  # as `accelerate` does
-                there = list(range(devices.device_count()))
-                module.logger.warning(f"Device {index} is not available, of devices {there}")
-        max_memory.update(mine)  # as `accelerate` does
-        others = {place: max_memory[place] for place in max_memory if place not in mine}
-        return {**mine, **count(others)}
-
-    module.get_max_memory = get_max_memory
+    if not is_wanted():
+        return count(max_memory)
+    if max_memory is None:
+        free = {index: _free_memory(index) for index in range(devices.device_count())}
+        unknown = all(nbytes == sys.maxsize for nbytes in free.values())
+        return {**free, **count()} if unknown else free
+    module: Any = sys.modules["accelerate.utils.modeling"]
+    mine: dict[int, float] = {}
+    for index in sorted(place for place in max_memory if isinstance(place, int)):
+        given = max_memory[index]
+        mine[index] = module.convert_file_size_to_int(given) if isinstance(given, str) else given
+        if index not in range(devices.device_count()):  # as `accelerate` does
+            there = list(range(devices.device_count()))
+            module.logger.warning(f"Device {index} is not available, of devices {there}")
+    max_memory.update(mine)  # as `accelerate` does
+    others = {place: max_memory[place] for place in max_memory if place not in mine}
+    return {**mine, **count(others)}
 
 
 def _free_memory(index: int) -> int:
@@ -170,26 +126,19 @@ def _free_memory(index: int) -> int:
 
 
 def _allow_float16(module: Any) -> None:
-    """Adds the device to the list of those that have float16, a constant of a function.
-
-    The scaler of losses, which `accelerate` then makes for CUDA, is made for the device.
-    """
+    """Adds the device to the list of those that have float16, a constant of a function."""
     constructor = getattr(getattr(module, "Accelerator", None), "__init__", None)
     code = getattr(constructor, "__code__", None)
-    if constructor is None or code is None:
-        return
-    constructor.__code__ = code.replace(co_consts=tuple(map(_with_device, code.co_consts)))
-    make_scaler = getattr(module, "get_grad_scaler", None)
-    if make_scaler is None:
-        return
+    if constructor is not None and code is not None:
+        constructor.__code__ = code.replace(co_consts=tuple(map(_with_device, code.co_consts)))
 
-    @functools.wraps(make_scaler)
-    def get_grad_scaler(*arguments: Any, **keywords: Any) -> Any:
-        if is_wanted():
-            return torch.amp.GradScaler(devices.NAME, **keywords)
-        return make_scaler(*arguments, **keywords)
 
-    module.get_grad_scaler = get_grad_scaler
+@around("accelerate.accelerator:get_grad_scaler")
+def get_grad_scaler(original: Any, *arguments: Any, **keywords: Any) -> Any:
+    """The scaler of losses, which `accelerate` makes for CUDA then, is made for the device."""
+    if is_wanted():
+        return torch.amp.GradScaler(devices.NAME, **keywords)
+    return original(*arguments, **keywords)
 
 
 def _with_device(constant: Any) -> Any:

@@ -58,14 +58,6 @@ def _exchange_device(index: int) -> int:
     return before
 
 
-def _set_stream(stream: Any) -> None:
-    _module().set_stream(stream)
-
-
-def _reset_accumulated_stats(index: int) -> None:
-    _module().reset_accumulated_memory_stats(index)
-
-
 def _capability(index: int) -> dict[str, Any]:
     module = _module()
     capability = module.get_device_capability(index)
@@ -95,7 +87,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_exchangeDevice": _exchange_device,
     "_accelerator_maybeExchangeDevice": _exchange_device,
     "_accelerator_getStream": lambda index: _module().current_stream(index),
-    "_accelerator_setStream": _set_stream,
+    "_accelerator_setStream": lambda stream: _module().set_stream(stream),
     "_accelerator_synchronizeDevice": lambda index: _module().synchronize(index),
     "_accelerator_isAllocatorInitialized": lambda: _module().is_initialized(),
     "_accelerator_emptyCache": lambda: _module().empty_cache(),
@@ -103,7 +95,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_getDeviceStats": _stats,
     "_accelerator_getMemoryInfo": lambda index: _module().mem_get_info(index),
     "_accelerator_resetPeakStats": lambda index: _module().reset_peak_memory_stats(index),
-    "_accelerator_resetAccumulatedStats": _reset_accumulated_stats,
+    "_accelerator_resetAccumulatedStats": lambda index: _module().reset_accumulated_memory_stats(
+        index
+    ),
     "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDefaultGenerator": _default_generator,
 }

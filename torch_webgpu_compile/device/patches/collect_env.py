@@ -10,27 +10,16 @@ Until: it asks the module of the accelerator.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Adds a paragraph to the report."""
-    after_import("torch.utils.collect_env", _extend)
-
-
-def _extend(module: Any) -> None:
-    describe = module.get_pretty_env_info
-
-    @functools.wraps(describe)
-    def get_pretty_env_info() -> str:
-        return f"{describe()}\n\n{_adapters()}"
-
-    module.get_pretty_env_info = get_pretty_env_info
+@around("torch.utils.collect_env:get_pretty_env_info")
+def get_pretty_env_info(describe: Callable[[], str]) -> str:
+    return f"{describe()}\n\n{_adapters()}"
 
 
 def _adapters() -> str:

@@ -12,34 +12,20 @@ Until: Dynamo asks ``torch.optim.optimizer._get_capturable_supported_devices``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from typing import Any
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Patches Dynamo once it is there."""
-    after_import("torch._dynamo.variables.optimizer", _patch)
-
-
-def _patch(module: Any) -> None:
-    kind: Any = getattr(module, "OptimizerVariable", None)
-    original: Callable[..., None] | None = getattr(kind, "_set_capturable", None)
-    if original is None:
-        return
-
-    @wraps(original)
-    def set_capturable(self: Any, *arguments: Any) -> None:
-        optimizer = self.value
-        for group in optimizer.param_groups:
-            if "capturable" in group and _is_new_and_here(group, optimizer.state):
-                group["capturable"] = True
-        original(self, *arguments)
-
-    kind._set_capturable = set_capturable
+@around("torch._dynamo.variables.optimizer:OptimizerVariable._set_capturable")
+def set_capturable(original: Any, self: Any, *arguments: Any) -> None:
+    optimizer = self.value
+    for group in optimizer.param_groups:
+        if "capturable" in group and _is_new_and_here(group, optimizer.state):
+            group["capturable"] = True
+    original(self, *arguments)
 
 
 def _is_new_and_here(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:

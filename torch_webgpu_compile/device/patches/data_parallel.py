@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import devices
+from ..import_hooks import around
 
 _empty = torch.ops.aten.empty.memory_format
 
@@ -41,17 +42,10 @@ class _MapsOnHost(_Mode):  # type: ignore[misc]
 
 
 def install() -> None:
-    """Makes ``DistributedDataParallel`` work on the device.
-
-    Replaces its reducer and its check of communication hooks; does nothing without
-    ``torch.distributed``.
-    """
-    if not torch.distributed.is_available():
-        return
+    """Replaces the reducer; does nothing without ``torch.distributed``."""
     distributed: Any = torch.distributed
-    distributed.Reducer = _reducer(distributed.Reducer)
-    module: Any = torch.nn.parallel.DistributedDataParallel
-    module._check_comm_hook = _unnamed(module._check_comm_hook)
+    if distributed.is_available():
+        distributed.Reducer = _reducer(distributed.Reducer)
 
 
 def _reducer(original: Any) -> Any:
@@ -74,15 +68,11 @@ def _reducer(original: Any) -> Any:
     return Reducer
 
 
-def _unnamed(original: Any) -> Any:
+@around("torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook")
+def check_comm_hook(original: Any, self: Any, hook: Any) -> None:
     """Hooks that PyTorch refuses by their names where there is no NCCL: those for bfloat16."""
-
-    @functools.wraps(original)
-    def _check_comm_hook(self: Any, hook: Any) -> None:
-        if self.device_type == devices.NAME and callable(hook):
-            given, hook = hook, lambda *arguments: None
-            functools.update_wrapper(hook, given)  # with the signature, which is checked
-            hook.__name__ = "hook"
-        original(self, hook)
-
-    return _check_comm_hook
+    if self.device_type == devices.NAME and callable(hook):
+        given, hook = hook, lambda *arguments: None
+        functools.update_wrapper(hook, given)  # with the signature, which is checked
+        hook.__name__ = "hook"
+    original(self, hook)

@@ -11,7 +11,6 @@ Until: PyTorch lets a device choose the default backend of its graphs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,30 +18,21 @@ import torch
 from torch import Tensor
 
 from .. import devices
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Has ``torch.compile`` without a backend compile graphs on the device with this package."""
-    wrapper: Any = torch._TorchCompileInductorWrapper
-    original = wrapper.__call__
+@around("torch:_TorchCompileInductorWrapper.__call__")
+def call(original: Any, self: Any, model_: Any, inputs_: Any) -> Any:
+    if not _is_here(model_, inputs_):
+        return original(self, model_, inputs_)
+    from ...backend import webgpu  # the compiler, which takes a second
 
-    @functools.wraps(original)
-    def call(self: Any, model_: Any, inputs_: Any) -> Any:
-        if not _is_here(model_, inputs_):
-            return original(self, model_, inputs_)
-        from ...backend import webgpu  # the compiler, which takes a second
-
-        # Inductor's other options say how it makes its kernels, or CUDA graphs.
-        return webgpu(model_, inputs_, mode="max-autotune" if _tunes(self.config) else None)
-
-    wrapper.__call__ = call
+    # Inductor's other options say how it makes its kernels, or CUDA graphs.
+    tunes = bool(self.config and self.config.get("max_autotune"))
+    return webgpu(model_, inputs_, mode="max-autotune" if tunes else None)
 
 
 def _is_here(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
     values = [*inputs, *(node.meta.get("example_value") for node in module.graph.nodes)]
     leaves = torch.utils._pytree.tree_leaves(values)
     return any(isinstance(leaf, Tensor) and leaf.device.type == devices.NAME for leaf in leaves)
-
-
-def _tunes(config: dict[str, Any] | None) -> bool:
-    return bool(config and config.get("max_autotune"))

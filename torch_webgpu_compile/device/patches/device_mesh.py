@@ -12,29 +12,23 @@ Until: PyTorch takes the local rank modulo the number of devices, as it does wit
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 import torch
 
 from .. import devices
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Replaces a method of ``DeviceMesh``; does nothing without ``torch.distributed``."""
-    if not torch.distributed.is_available():
-        return
-    mesh: Any = torch.distributed.device_mesh.DeviceMesh
-    original = mesh._setup_world_group_and_device
+def _setup(original: Any, self: Any) -> Any:
+    if self._device_type == devices.NAME and not devices.opened():
+        _choose(int(os.environ.get("LOCAL_RANK", 0)))
+    return original(self)
 
-    @functools.wraps(original)
-    def setup(self: Any) -> Any:
-        if self._device_type == devices.NAME and not devices.opened():
-            _choose(int(os.environ.get("LOCAL_RANK", 0)))
-        return original(self)
 
-    mesh._setup_world_group_and_device = setup
+if torch.distributed.is_available():
+    around("torch.distributed.device_mesh:DeviceMesh._setup_world_group_and_device")(_setup)
 
 
 def _choose(rank: int) -> None:

@@ -14,7 +14,6 @@ device in Python can give their memory to another.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -22,34 +21,26 @@ from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
 from .. import devices
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Replaces both."""
-    make, device_of = torch._C._from_dlpack, Tensor.__dlpack_device__
+@around("torch._tensor:Tensor.__dlpack_device__")
+def dlpack_device(original: Any, self: Tensor) -> Any:
+    if self.device.type != devices.NAME or has_torch_function_unary(self):
+        return original(self)
+    return torch.utils.dlpack.DLDeviceType.kDLExtDev, devices.index_of(self.device)
 
-    @functools.wraps(device_of)
-    def dlpack_device(self: Tensor) -> Any:
-        if self.device.type != devices.NAME or has_torch_function_unary(self):
-            return device_of(self)
-        return torch.utils.dlpack.DLDeviceType.kDLExtDev, devices.index_of(self.device)
 
-    @functools.wraps(make)
-    def from_dlpack(capsule: Any) -> Tensor:
-        found: Tensor = make(capsule)
-        return _in_its_storage(found) if found.device.type == devices.NAME else found
-
-    Tensor.__dlpack_device__ = dlpack_device  # type: ignore[method-assign]
-    torch._C._from_dlpack = from_dlpack  # type: ignore[assignment]
+@around("torch._C:_from_dlpack")
+def from_dlpack(make: Any, capsule: Any) -> Tensor:
+    found: Tensor = make(capsule)
+    return _in_its_storage(found) if found.device.type == devices.NAME else found
 
 
 def _in_its_storage(tensor: Tensor) -> Tensor:
     """The same elements as a tensor over the storage that they were made in."""
-    from ..tensors.storages import (
-        memory_in,
-        slots_of,
-        tensor_at,
-    )  # not at the top: `import torch` does this
+    # Not at the top: `import torch` does this.
+    from ..tensors.storages import memory_in, slots_of, tensor_at
 
     address = tensor.data_ptr()
     (memory,) = memory_in(slots_of([address]))

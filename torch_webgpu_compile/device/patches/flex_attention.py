@@ -10,25 +10,13 @@ Until: PyTorch takes the devices of PrivateUse1 backends.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Replaces the check when its module is imported."""
-    after_import("torch.nn.attention.flex_attention", _replace)
-
-
-def _replace(module: Any) -> None:
-    original = module._validate_device
-    name = devices.NAME
-
-    @functools.wraps(original)
-    def validate(query: Any, key: Any, value: Any) -> None:
-        if query.device.type != name:
-            original(query, key, value)
-
-    module._validate_device = validate
+@around("torch.nn.attention.flex_attention:_validate_device")
+def validate(original: Any, query: Any, key: Any, value: Any) -> None:
+    if query.device.type != devices.NAME:
+        original(query, key, value)

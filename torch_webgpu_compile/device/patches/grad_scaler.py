@@ -11,14 +11,12 @@ Until: PyTorch asks the device whether it has float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 
 from .. import devices
+from ..import_hooks import around
 
 
 class _Scale:
@@ -35,23 +33,17 @@ class _Scale:
         return self._scale.reciprocal()
 
 
-def install() -> None:
-    """Patches ``GradScaler.unscale_``."""
-    original: Callable[..., None] = GradScaler.unscale_
-
-    @wraps(original)
-    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
-        scale = getattr(self, "_scale", None)  # a scaler that is switched off has none
-        if torch.compiler.is_compiling() or scale is None or _has_float64(scale.device):
-            original(self, optimizer)
-            return
-        self._scale = _Scale(scale)
-        try:
-            original(self, optimizer)
-        finally:
-            self._scale = scale
-
-    GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
+@around("torch.amp.grad_scaler:GradScaler.unscale_")
+def unscale_(original: Any, self: Any, optimizer: torch.optim.Optimizer) -> None:
+    scale = getattr(self, "_scale", None)  # a scaler that is switched off has none
+    if torch.compiler.is_compiling() or scale is None or _has_float64(scale.device):
+        original(self, optimizer)
+        return
+    self._scale = _Scale(scale)
+    try:
+        original(self, optimizer)
+    finally:
+        self._scale = scale
 
 
 def _has_float64(device: torch.device) -> bool:

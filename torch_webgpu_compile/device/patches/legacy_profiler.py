@@ -11,32 +11,26 @@ Until: a PrivateUse1 backend in Python can time what a profiler sees.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
 import torch
 
 from .. import devices
+from ..import_hooks import around
 
 
-def install() -> None:
+@around("torch.autograd.profiler:profile._prepare_trace")
+def prepare_trace(original: Any, self: Any) -> None:
     """Has PyTorch's profiler time the host alone, where it would ask the device for events."""
-    profile: Any = torch.autograd.profiler.profile
-    autograd: Any = torch.autograd
-    prepare = profile._prepare_trace
-
-    @functools.wraps(prepare)
-    def _prepare_trace(self: Any) -> None:
-        is_legacy = self.profiler_kind == autograd.ProfilerState.KINETO_PRIVATEUSE1_FALLBACK
-        if self.use_device == devices.NAME and (is_legacy or not self.use_cpu):
-            warnings.warn(
-                "PyTorch's profiler cannot time webgpu kernels, but only what the host does: "
-                "torch_webgpu_compile.profile() times them",
-                stacklevel=3,
-            )
-        if self.use_device == devices.NAME and is_legacy:
-            self.profiler_kind, self.use_device = autograd.ProfilerState.KINETO, None
-        prepare(self)
-
-    profile._prepare_trace = _prepare_trace
+    kinds: Any = torch.autograd.ProfilerState  # type: ignore[attr-defined]
+    is_legacy = self.profiler_kind == kinds.KINETO_PRIVATEUSE1_FALLBACK
+    if self.use_device == devices.NAME and (is_legacy or not self.use_cpu):
+        warnings.warn(
+            "PyTorch's profiler cannot time webgpu kernels, but only what the host does: "
+            "torch_webgpu_compile.profile() times them",
+            stacklevel=4,
+        )
+    if self.use_device == devices.NAME and is_legacy:
+        self.profiler_kind, self.use_device = kinds.KINETO, None
+    original(self)

@@ -2,8 +2,8 @@
 
 Patched: four functions of Lightning's ``_AcceleratorConnector``, when it is imported: the choices
 of the accelerator by "auto" and by "gpu", of the strategy, and of the precision; and
-``is_cuda_out_of_memory`` of its ``utilities.memory``. Tried with Lightning 2.6; a version without
-such functions is left alone.
+``is_cuda_out_of_memory`` of its ``utilities.memory``. Tried with Lightning 2.6; what a version does
+not have is left alone.
 
 Why: its registry of accelerators is open to others, but the choices made around it are lists of
 device types that end with the CPU. And the search for a batch size that fits looks for "CUDA" in
@@ -14,86 +14,75 @@ Until: these choices ask the registered accelerators.
 
 from __future__ import annotations
 
-import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import after_import, around
 from .accelerator import is_wanted
 
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _CONNECTOR = "trainer.connectors.accelerator_connector"
-_CHANGED = (
-    "_choose_auto_accelerator",
-    "_choose_gpu_accelerator_backend",
-    "_choose_strategy",
-    "_check_and_init_precision",
-)
 
 
 def install() -> None:
     """Has Lightning know the device as an accelerator as soon as it is imported."""
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        after_import(f"{package}.{_CONNECTOR}", _teach)
-        after_import(f"{package}.utilities.memory", _recognize_errors)
+    for package in _PACKAGES:
+        after_import(f"{package}.{_CONNECTOR}", _register)
 
 
-def _teach(module: Any) -> None:
-    connector: Any = getattr(module, "_AcceleratorConnector", None)
-    if connector is None or not all(hasattr(connector, name) for name in _CHANGED):
-        return
+def _register(module: Any) -> None:
     accelerator = _accelerator(module.Accelerator)
     module.AcceleratorRegistry.register(devices.NAME, accelerator, description="WebGPU")
-    choose_auto = connector._choose_auto_accelerator
-    choose_gpu = connector._choose_gpu_accelerator_backend
-    choose_strategy = connector._choose_strategy
-    choose_precision = connector._check_and_init_precision
-
-    def auto() -> str:
-        chosen: str = choose_auto()
-        return devices.NAME if chosen == "cpu" and is_wanted() else chosen
-
-    def gpu() -> str:
-        if is_wanted():
-            return devices.NAME
-        chosen: str = choose_gpu()
-        return chosen
-
-    @functools.wraps(choose_strategy)
-    def strategy(self: Any) -> Any:
-        chosen = choose_strategy(self)
-        if (
-            isinstance(self.accelerator, accelerator)
-            and type(chosen) is module.SingleDeviceStrategy
-        ):
-            return module.SingleDeviceStrategy(device=self._parallel_devices[0])
-        return chosen
-
-    @functools.wraps(choose_precision)
-    def precision(self: Any) -> Any:
-        mixed = self._precision_flag in ("16-mixed", "bf16-mixed")
-        given = self._precision_plugin_flag is not None
-        if isinstance(self.accelerator, accelerator) and mixed and not given:
-            self._validate_precision_choice()
-            return module.MixedPrecision(self._precision_flag, devices.NAME)
-        return choose_precision(self)
-
-    connector._choose_auto_accelerator = staticmethod(auto)
-    connector._choose_gpu_accelerator_backend = staticmethod(gpu)
-    connector._choose_strategy = strategy
-    connector._check_and_init_precision = precision
 
 
-def _recognize_errors(module: Any) -> None:
-    original = getattr(module, "is_cuda_out_of_memory", None)
-    if original is None:
-        return
+def _connector(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return around(*(f"{each}.{_CONNECTOR}:_AcceleratorConnector.{name}" for each in _PACKAGES))
 
-    def is_cuda_out_of_memory(exception: BaseException) -> bool:
-        return isinstance(exception, torch.OutOfMemoryError) or bool(original(exception))
 
-    module.is_cuda_out_of_memory = is_cuda_out_of_memory
+@_connector("_choose_auto_accelerator")
+def choose_auto(original: Any) -> str:
+    chosen: str = original()
+    return devices.NAME if chosen == "cpu" and is_wanted() else chosen
+
+
+@_connector("_choose_gpu_accelerator_backend")
+def choose_gpu(original: Any) -> str:
+    if is_wanted():
+        return devices.NAME
+    chosen: str = original()
+    return chosen
+
+
+def _is_here(connector: Any) -> bool:
+    return type(connector.accelerator).__name__ == "WebGPUAccelerator"
+
+
+@_connector("_choose_strategy")
+def choose_strategy(original: Any, self: Any) -> Any:
+    chosen = original(self)
+    # Not one for several devices, or of the user.
+    if _is_here(self) and type(chosen).__name__ == "SingleDeviceStrategy":
+        return type(chosen)(device=self._parallel_devices[0])
+    return chosen
+
+
+@_connector("_check_and_init_precision")
+def choose_precision(original: Any, self: Any) -> Any:
+    mixed = self._precision_flag in ("16-mixed", "bf16-mixed")
+    given = self._precision_plugin_flag is not None
+    if _is_here(self) and mixed and not given:
+        self._validate_precision_choice()
+        return sys.modules[type(self).__module__].MixedPrecision(self._precision_flag, devices.NAME)
+    return original(self)
+
+
+@around(*(f"{package}.utilities.memory:is_cuda_out_of_memory" for package in _PACKAGES))
+def is_out_of_memory(original: Any, exception: BaseException) -> bool:
+    return isinstance(exception, torch.OutOfMemoryError) or bool(original(exception))
 
 
 def _count() -> int:

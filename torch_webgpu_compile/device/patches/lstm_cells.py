@@ -10,28 +10,20 @@ Until: PyTorch's function leaves out what is None.
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Patches the function once it is there."""
-    after_import("torch._meta_registrations", _patch)
-
-
-def _patch(module: Any) -> None:
-    original = getattr(module, "rnn_cell_checkSizes", None)
-    if original is None:
-        return
-
-    @wraps(original)
-    def check(
-        input_gates: Any, hidden_gates: Any, input_bias: Any, hidden_bias: Any, *rest: Any
-    ) -> None:
-        if input_bias is None and hidden_bias is None:
-            input_bias = hidden_bias = input_gates.new_empty(input_gates.shape[1:])
-        original(input_gates, hidden_gates, input_bias, hidden_bias, *rest)
-
-    module.rnn_cell_checkSizes = check
+@around("torch._meta_registrations:rnn_cell_checkSizes")
+def check(
+    original: Any,
+    input_gates: Any,
+    hidden_gates: Any,
+    input_bias: Any,
+    hidden_bias: Any,
+    *rest: Any,
+) -> None:
+    if input_bias is None and hidden_bias is None:
+        input_bias = hidden_bias = input_gates.new_empty(input_gates.shape[1:])
+    original(input_gates, hidden_gates, input_bias, hidden_bias, *rest)

@@ -19,35 +19,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Patches the function when nested tensors are first used."""
-    after_import("torch.nested._internal.ops", _install)
-
-
-def _install(module: Any) -> None:
-    original: Callable[..., Any] = module.jagged_scaled_dot_product_attention
-
-    def jagged_scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        given = (query, key, value)
-        is_ours = query.device.type == devices.NAME or _is_compiled_for_webgpu()
-        is_ours = is_ours and attn_mask is None
-        if is_ours and all(t.is_nested and t.dim() == 4 and t._ragged_idx == 2 for t in given):
-            return attention(*given, dropout_p, is_causal, scale, enable_gqa)
-        return original(*given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    module.jagged_scaled_dot_product_attention = jagged_scaled_dot_product_attention
+@around("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
+def jagged_scaled_dot_product_attention(
+    original: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    given = (query, key, value)
+    is_ours = query.device.type == devices.NAME or _is_compiled_for_webgpu()
+    is_ours = is_ours and attn_mask is None
+    if is_ours and all(t.is_nested and t.dim() == 4 and t._ragged_idx == 2 for t in given):
+        return attention(*given, dropout_p, is_causal, scale, enable_gqa)
+    return original(*given, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _is_traced() -> bool:
@@ -83,7 +75,9 @@ def attention(
     Rows are as long as the longest, or, while that is not known in a graph, as all together. In a
     causal one a row's first query has its first key.
     """
-    query, key, value = (_without_holes(t) for t in (query, key, value))
+    query, key, value = (  # without holes
+        t if t.lengths() is None else t.contiguous() for t in (query, key, value)
+    )
     queries, keys, values = map(_padded, (query, key, value))
     places = torch.arange(keys.shape[2], device=query.device)
     mask = (places < key.offsets().diff().unsqueeze(1))[:, None, None]
@@ -105,10 +99,6 @@ def attention(
         sum_S=query._values.shape[query._ragged_idx - 1],
     )
     return made.transpose(1, 2)
-
-
-def _without_holes(nested: Any) -> Any:
-    return nested if nested.lengths() is None else nested.contiguous()
 
 
 def _padded(nested: Any) -> Tensor:

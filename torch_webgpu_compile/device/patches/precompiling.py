@@ -1,8 +1,7 @@
 """PyTorch's precompile cache keeps decorated functions and functions that return dictionaries.
 
 Patched: when they are imported, ``GuardsStatePickler.reducer_override`` in ``torch._dynamo.guards``
-and ``PyCodegen.create_load_python_module`` in ``torch._dynamo.codegen``. Where a version of PyTorch
-has no such method, nothing is changed.
+and ``PyCodegen.create_load_python_module`` in ``torch._dynamo.codegen``.
 
 Why: with ``TORCH_CACHING_PRECOMPILE=1`` each loses something that the next process needs, and is
 missed there by an exception. A function that is found under its name only inside of a decorated one
@@ -15,36 +14,23 @@ Until: they are stored.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from typing import Any
 
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Wraps both methods, now or when their modules are imported."""
-    after_import("torch._dynamo.guards", _store_decorated)
-    after_import("torch._dynamo.codegen", _import_modules)
+@around("torch._dynamo.guards:GuardsStatePickler.reducer_override")
+def reducer_override(reduce: Any, self: Any, obj: Any) -> Any:
+    from torch._dynamo.guards import _Missing
 
-
-def _store_decorated(module: Any) -> None:
-    pickler = getattr(module, "GuardsStatePickler", None)
-    if pickler is None or not hasattr(pickler, "_unpickle_nested_function"):
-        return
-    reduce = pickler.reducer_override
-
-    @functools.wraps(reduce)
-    def reducer_override(self: Any, obj: Any) -> Any:
-        made = reduce(self, obj)
-        if isinstance(made, tuple) and made[0] is module._Missing and inspect.isfunction(obj):
-            depth = _depth(obj)
-            if depth:
-                return decorated, (obj.__module__, obj.__qualname__, depth)
-        return made
-
-    pickler.reducer_override = reducer_override
+    made = reduce(self, obj)
+    if isinstance(made, tuple) and made[0] is _Missing and inspect.isfunction(obj):
+        depth = _depth(obj)
+        if depth:
+            return decorated, (obj.__module__, obj.__qualname__, depth)
+    return made
 
 
 def decorated(module: str, name: str, depth: int) -> Any:
@@ -76,18 +62,10 @@ def _depth(function: Any) -> int:
     return depth
 
 
-def _import_modules(module: Any) -> None:
-    codegen: Any = getattr(module, "PyCodegen", None)
-    load = getattr(codegen, "create_load_python_module", None)
-    if load is None:
-        return
-
-    @functools.wraps(load)
-    def create_load_python_module(self: Any, mod: Any) -> Any:
-        instruction = load(self, mod)
-        package = getattr(self.tx.output, "package", None)
-        if package is not None:
-            package.add_import_source(instruction.argval, mod.__name__)
-        return instruction
-
-    codegen.create_load_python_module = create_load_python_module
+@around("torch._dynamo.codegen:PyCodegen.create_load_python_module")
+def create_load_python_module(load: Any, self: Any, mod: Any) -> Any:
+    instruction = load(self, mod)
+    package = getattr(self.tx.output, "package", None)
+    if package is not None:
+        package.add_import_source(instruction.argval, mod.__name__)
+    return instruction

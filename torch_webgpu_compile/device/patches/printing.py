@@ -15,34 +15,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch._tensor_str
 from torch import Tensor
 
+from ..import_hooks import around
 from ..tensors.copying import is_here
 
 
-def install() -> None:
-    """Puts a copy to the CPU before PyTorch's formatting of a tensor's elements.
+@around("torch._tensor_str:_tensor_str")
+def tensor_str(original: Any, self: Tensor, indent: int) -> Any:
+    return original(self.cpu() if is_here(self) else self, indent)
 
-    PyTorch formats under a guard that it keeps in a local variable, so an error's traceback would
-    keep it, and the thread without functorch (then `torch.compile` traces wrongly). A copy may
-    raise: of a wrong index that the GPU has found, of a lost device.
-    """
-    module: Any = torch._tensor_str
-    original, of_contents = module._str, module._tensor_str
 
-    def tensor_str(self: Tensor, indent: int) -> Any:
-        return of_contents(self.cpu() if is_here(self) else self, indent)
-
-    def whole_str(self: Tensor, **arguments: Any) -> Any:
-        try:
-            return original(self, **arguments)
-        except BaseException as error:
-            place = error.__traceback__
-            while place is not None:
-                if place.tb_frame.f_code is original.__code__:
-                    place.tb_frame.clear()
-                place = place.tb_next
-            raise
-
-    module._tensor_str, module._str = tensor_str, whole_str
+@around("torch._tensor_str:_str")
+def whole_str(original: Any, self: Tensor, **arguments: Any) -> Any:
+    try:
+        return original(self, **arguments)
+    except BaseException as error:
+        place = error.__traceback__
+        while place is not None:
+            if place.tb_frame.f_code is original.__code__:
+                place.tb_frame.clear()
+            place = place.tb_next
+        raise

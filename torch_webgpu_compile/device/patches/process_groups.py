@@ -14,47 +14,43 @@ Until: as `distributed`.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from .. import devices
+from ..import_hooks import around
 
 _HOST = "cpu"
 _DEFAULT = "gloo"
 
 
 def install() -> None:
-    """Adds the device to PyTorch's tables; does nothing where there is no ``c10d``."""
+    """Does nothing where there is no ``c10d``."""
     if not torch.distributed.is_available():
         return
+    around("torch.distributed.distributed_c10d:BackendConfig.__init__")(_serve)
+    around("torch.distributed.distributed_c10d:ProcessGroup.barrier")(_barrier)
     c10d: Any = torch.distributed.distributed_c10d
     for served in c10d.Backend.backend_capability.values():
         if _HOST in served and devices.NAME not in served:
             served.append(devices.NAME)
     c10d.Backend.default_device_backend_map.setdefault(devices.NAME, _DEFAULT)
-    original = c10d.BackendConfig.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, backend: Any) -> None:
-        original(self, backend)
-        served = self.device_backend_map
-        if list(served) == [devices.NAME] and served[devices.NAME] == _DEFAULT:
-            # The accelerator's alone: collectives of CPU tensors worked before it had a name.
-            self.device_backend_map = {_HOST: served[devices.NAME]} | served
 
-    c10d.BackendConfig.__init__ = init
-    wait_for_all = c10d.ProcessGroup.barrier
+def _serve(original: Any, self: Any, backend: Any) -> None:
+    original(self, backend)
+    served = self.device_backend_map
+    if list(served) == [devices.NAME] and served[devices.NAME] == _DEFAULT:
+        # The accelerator's alone: collectives of CPU tensors worked before it had a name.
+        self.device_backend_map = {_HOST: served[devices.NAME]} | served
 
-    @functools.wraps(wait_for_all)
-    def barrier(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        for options in (*arguments, *keywords.values()):
-            device = getattr(options, "device", None)
-            if device is None or device.type != devices.NAME:
-                continue
-            if torch.device(_HOST) in self._device_types:
-                options.device = torch.device(_HOST)
-        return wait_for_all(self, *arguments, **keywords)
 
-    c10d.ProcessGroup.barrier = barrier
+def _barrier(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
+    for options in (*arguments, *keywords.values()):
+        device = getattr(options, "device", None)
+        if device is None or device.type != devices.NAME:
+            continue
+        if torch.device(_HOST) in self._device_types:
+            options.device = torch.device(_HOST)
+    return original(self, *arguments, **keywords)

@@ -17,7 +17,6 @@ each device. A checkpoint without it, made on another device, loads as ever.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,10 @@ from typing import Any
 import torch
 
 from .. import devices, generators
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 _LIGHTNING_KEY = f"torch.{devices.NAME}"
-
-
-def install() -> None:
-    """Has the tools save and restore the states, once they are imported."""
-    after_import("transformers.trainer", _in_trainer)
-    after_import("accelerate.checkpointing", _in_accelerate)
-    for package in ("lightning.fabric", "lightning_fabric"):
-        after_import(f"{package}.utilities.seed", _in_lightning)
+_LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
 
 
 def _file(folder: Any, process: int) -> Path:
@@ -57,71 +49,51 @@ def _restore(states: list[torch.Tensor]) -> None:
     generators.set_rng_state_all(states[: devices.device_count()])
 
 
-def _in_trainer(module: Any) -> None:
-    trainer: Any = getattr(module, "Trainer", None)
-    save = getattr(trainer, "_save_rng_state", None)
-    load = getattr(trainer, "_load_rng_state", None)
-    if save is None or load is None:
-        return
-
-    @functools.wraps(save)
-    def _save_rng_state(self: Any, output_dir: Any) -> None:
-        save(self, output_dir)
-        _save(output_dir, self.args.process_index)
-
-    @functools.wraps(load)
-    def _load_rng_state(self: Any, checkpoint: Any) -> None:
-        load(self, checkpoint)
-        if checkpoint is not None:
-            _load(checkpoint, self.args.process_index)
-
-    trainer._save_rng_state = _save_rng_state
-    trainer._load_rng_state = _load_rng_state
+@around("transformers.trainer:Trainer._save_rng_state")
+def save_in_trainer(original: Any, self: Any, output_dir: Any) -> None:
+    original(self, output_dir)
+    _save(output_dir, self.args.process_index)
 
 
-def _in_accelerate(module: Any) -> None:
-    for name, argument, function in (
-        ("save_accelerator_state", "output_dir", _save),
-        ("load_accelerator_state", "input_dir", _load),
-    ):
-        original = getattr(module, name, None)
-        parameters = inspect.signature(original).parameters if original is not None else {}
-        if {argument, "process_index"} <= set(parameters):
-            setattr(module, name, _then(original, function, argument))
+@around("transformers.trainer:Trainer._load_rng_state")
+def load_in_trainer(original: Any, self: Any, checkpoint: Any) -> None:
+    original(self, checkpoint)
+    if checkpoint is not None:
+        _load(checkpoint, self.args.process_index)
 
 
-def _then(original: Any, function: Any, argument: str) -> Any:
-    """``original``, followed by ``function(folder, process)`` with two of its arguments."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        result = original(*arguments, **keywords)
-        given = signature.bind(*arguments, **keywords).arguments
-        function(given[argument], given["process_index"])
-        return result
-
-    return call
+@around("accelerate.checkpointing:save_accelerator_state")
+def save_in_accelerate(original: Any, *arguments: Any, **keywords: Any) -> Any:
+    result = original(*arguments, **keywords)
+    given = _named(original, arguments, keywords)
+    if {"output_dir", "process_index"} <= given.keys():
+        _save(given["output_dir"], given["process_index"])
+    return result
 
 
-def _in_lightning(module: Any) -> None:
-    collect = getattr(module, "_collect_rng_states", None)
-    restore = getattr(module, "_set_rng_states", None)
-    if collect is None or restore is None:
-        return
+@around("accelerate.checkpointing:load_accelerator_state")
+def load_in_accelerate(original: Any, *arguments: Any, **keywords: Any) -> Any:
+    result = original(*arguments, **keywords)
+    given = _named(original, arguments, keywords)
+    if {"input_dir", "process_index"} <= given.keys():
+        _load(given["input_dir"], given["process_index"])
+    return result
 
-    @functools.wraps(collect)
-    def _collect_rng_states(include_cuda: bool = True) -> dict[str, Any]:
-        states: dict[str, Any] = collect(include_cuda)
-        if include_cuda and devices.opened():
-            states[_LIGHTNING_KEY] = generators.get_rng_state_all()
-        return states
 
-    @functools.wraps(restore)
-    def _set_rng_states(rng_state_dict: dict[str, Any]) -> None:
-        restore(rng_state_dict)
-        if _LIGHTNING_KEY in rng_state_dict:
-            _restore(rng_state_dict[_LIGHTNING_KEY])
+def _named(function: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
+    return dict(inspect.signature(function).bind(*arguments, **keywords).arguments)
 
-    module._collect_rng_states = _collect_rng_states
-    module._set_rng_states = _set_rng_states
+
+@around(*(f"{module}:_collect_rng_states" for module in _LIGHTNING))
+def collect(original: Any, include_cuda: bool = True) -> dict[str, Any]:
+    states: dict[str, Any] = original(include_cuda)
+    if include_cuda and devices.opened():
+        states[_LIGHTNING_KEY] = generators.get_rng_state_all()
+    return states
+
+
+@around(*(f"{module}:_set_rng_states" for module in _LIGHTNING))
+def restore(original: Any, rng_state_dict: dict[str, Any]) -> None:
+    original(rng_state_dict)
+    if _LIGHTNING_KEY in rng_state_dict:
+        _restore(rng_state_dict[_LIGHTNING_KEY])

@@ -17,7 +17,7 @@ Until: torchao asks the device for kernels that it does not have itself.
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import after_import, around
 
 aten = torch.ops.aten
 
@@ -37,7 +37,6 @@ def install() -> None:
     after_import(f"{_INT4}.int4_tensor", _take_plain)
     after_import(f"{_INT4}.int4_plain_int32_tensor", _take_words)
     after_import(f"{_INT4}.int4_tile_packed_to_4d_tensor", _refuse_tiles)
-    after_import("torchao.kernel.intmm", _multiply_here)
 
 
 def _replace(
@@ -84,22 +83,6 @@ def _take_plain(module: Any) -> None:
         return
     from ...torch_ops import int4
 
-    make = kind.from_hp.__func__
-
-    @functools.wraps(make)
-    def from_hp(
-        cls: Any,
-        w: Tensor,
-        block_size: Sequence[int],
-        activation_dtype: torch.dtype = torch.bfloat16,
-    ) -> Any:
-        is_here = w.device.type == devices.NAME
-        on_cpu = w.device.type == "cpu" and getattr(module, "int4_row_quantize_zp", None) is None
-        if not (is_here or on_cpu):
-            return make(cls, w, block_size, activation_dtype)
-        _check_activations(activation_dtype)
-        return cls(*_quantized(w, block_size[-1]), list(block_size), w.shape)
-
     def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
         _check_activations(weight.activation_dtype)
         parts = weight.qdata, weight.scale, weight.zero_point
@@ -110,9 +93,24 @@ def _take_plain(module: Any) -> None:
         whole = int4.dequantized(weight.qdata, weight.scale, weight.zero_point)
         return torch.bmm(_scaled(input, weight).float(), whole.mT).to(input.dtype)
 
-    kind.from_hp = classmethod(from_hp)
     _replace(kind, torch.nn.functional.linear, linear, aten.linear.default)
     _replace(kind, torch.bmm, bmm)
+
+
+@around(f"{_INT4}.int4_tensor:Int4Tensor.from_hp")
+def make_plain(
+    make: Any,
+    cls: Any,
+    w: Tensor,
+    block_size: Sequence[int],
+    activation_dtype: torch.dtype = torch.bfloat16,
+) -> Any:
+    quantize = getattr(sys.modules[f"{_INT4}.int4_tensor"], "int4_row_quantize_zp", None)
+    on_cpu = w.device.type == "cpu" and quantize is None
+    if not (w.device.type == devices.NAME or on_cpu):
+        return make(cls, w, block_size, activation_dtype)
+    _check_activations(activation_dtype)
+    return cls(*_quantized(w, block_size[-1]), list(block_size), w.shape)
 
 
 def _check_activations(dtype: torch.dtype) -> None:
@@ -150,22 +148,6 @@ def _take_words(module: Any) -> None:
     kind = _known_kind(module, "Int4PlainInt32Tensor")
     if kind is None:
         return
-    make = kind.from_hp.__func__
-
-    @functools.wraps(make)
-    def from_hp(cls: Any, w: Tensor, block_size: Sequence[int]) -> Any:
-        if w.device.type != devices.NAME:
-            return make(cls, w, block_size)
-        bounds = torch.int32, 0, 15
-        scale, zero_point = module.choose_qparams_affine(
-            w, module.MappingType.ASYMMETRIC, block_size, *bounds, 1e-6, None, torch.int32
-        )
-        levels = module.quantize_affine(w, block_size, scale, zero_point, *bounds)
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
-        # Sums of what has no bit in common.
-        words = (levels.reshape(len(w), -1, 8) << shifts).sum(2, dtype=torch.int32)
-        scale, zero_point = (t.reshape(len(w), -1).t().contiguous() for t in (scale, zero_point))
-        return cls(words, scale, zero_point.to(torch.int8), list(block_size), w.shape)
 
     def linear(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
         rows = _scaled(input, weight).reshape(-1, input.shape[-1])
@@ -175,48 +157,56 @@ def _take_words(module: Any) -> None:
         result = result.reshape(*input.shape[:-1], -1)
         return result if bias is None else result + bias
 
-    kind.from_hp = classmethod(from_hp)
     _replace(kind, torch.nn.functional.linear, linear, aten.linear.default, (devices.NAME,))
+
+
+@around(f"{_INT4}.int4_plain_int32_tensor:Int4PlainInt32Tensor.from_hp")
+def make_words(make: Any, cls: Any, w: Tensor, block_size: Sequence[int]) -> Any:
+    if w.device.type != devices.NAME:
+        return make(cls, w, block_size)
+    module: Any = sys.modules[f"{_INT4}.int4_plain_int32_tensor"]
+    bounds = torch.int32, 0, 15
+    scale, zero_point = module.choose_qparams_affine(
+        w, module.MappingType.ASYMMETRIC, block_size, *bounds, 1e-6, None, torch.int32
+    )
+    levels = module.quantize_affine(w, block_size, scale, zero_point, *bounds)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=w.device)
+    # Sums of what has no bit in common.
+    words = (levels.reshape(len(w), -1, 8) << shifts).sum(2, dtype=torch.int32)
+    scale, zero_point = (t.reshape(len(w), -1).t().contiguous() for t in (scale, zero_point))
+    return cls(words, scale, zero_point.to(torch.int8), list(block_size), w.shape)
 
 
 # -- Int4TilePackedTo4dTensor ----------------------------------------------------------------------
 
 
 def _refuse_tiles(module: Any) -> None:
-    """What CUDA has packed would give wrong numbers: the operator's layout is the device's."""
     kind = _known_kind(module, "Int4TilePackedTo4dTensor")
-    if kind is None:
-        return
-    make = kind.from_hp.__func__
+    if kind is not None:
+        function = torch.nn.functional.linear
+        _replace(kind, function, _refuse, aten.linear.default, (devices.NAME,))
 
-    @functools.wraps(make)
-    def from_hp(cls: Any, hp_tensor: Tensor, *rest: Any, **keywords: Any) -> Any:
-        if hp_tensor.device.type == devices.NAME:
-            refuse()
-        return make(cls, hp_tensor, *rest, **keywords)
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(
-            'tile_packed_to_4d has tiles for CUDA: quantize with int4_packing_format="plain", '
-            "which is the same on webgpu and CUDA"
-        )
+@around(f"{_INT4}.int4_tile_packed_to_4d_tensor:Int4TilePackedTo4dTensor.from_hp")
+def make_tiles(make: Any, cls: Any, hp_tensor: Tensor, *rest: Any, **keywords: Any) -> Any:
+    """What CUDA has packed would give wrong numbers: the operator's layout is the device's."""
+    if hp_tensor.device.type == devices.NAME:
+        _refuse()
+    return make(cls, hp_tensor, *rest, **keywords)
 
-    kind.from_hp = classmethod(from_hp)
-    _replace(kind, torch.nn.functional.linear, refuse, aten.linear.default, (devices.NAME,))
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        'tile_packed_to_4d has tiles for CUDA: quantize with int4_packing_format="plain", '
+        "which is the same on webgpu and CUDA"
+    )
 
 
 # -- products of int8 ------------------------------------------------------------------------------
 
 
-def _multiply_here(module: Any) -> None:
-    multiply = getattr(module, "safe_int_mm", None)
-    if multiply is None:
-        return
-
-    @functools.wraps(multiply)
-    def safe_int_mm(input: Tensor, mat2: Tensor) -> Any:
-        if input.device.type == devices.NAME and input.dtype is mat2.dtype is torch.int8:
-            return torch._int_mm(input, mat2)
-        return multiply(input, mat2)
-
-    module.safe_int_mm = safe_int_mm
+@around("torchao.kernel.intmm:safe_int_mm")
+def safe_int_mm(original: Any, input: Tensor, mat2: Tensor) -> Any:
+    if input.device.type == devices.NAME and input.dtype is mat2.dtype is torch.int8:
+        return torch._int_mm(input, mat2)
+    return original(input, mat2)

@@ -16,90 +16,60 @@ Until: they ask `torch.accelerator`.
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import torch
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 from .accelerator import is_wanted
 
 
-def install() -> None:
-    """Has ``transformers`` choose the device, once it is imported."""
-    after_import("transformers.training_args", _choose_in_training)
-    after_import("transformers.pipelines.base", _choose_in_pipelines)
-    after_import("transformers.generation.utils", _compile_in_generate)
+@around("transformers.training_args:is_torch_bf16_gpu_available")
+def has_bfloat16(original: Any) -> bool:
+    return original() or is_wanted()
 
 
-def _choose_in_training(module: Any) -> None:
-    has_bfloat16 = getattr(module, "is_torch_bf16_gpu_available", None)
-    if has_bfloat16 is not None:
-        module.is_torch_bf16_gpu_available = lambda: has_bfloat16() or is_wanted()
-    arguments: Any = getattr(module, "TrainingArguments", None)
-    original = getattr(arguments, "__dict__", {}).get("_setup_devices")
-    if not isinstance(original, functools.cached_property):
-        return
-    choose = original.func
-
-    @functools.wraps(choose)
-    def _setup_devices(self: Any) -> torch.device:
-        chosen: torch.device = choose(self)
-        state = getattr(self, "distributed_state", None)  # has asked `accelerate`
-        if chosen.type == "cpu" and state is not None and state.device.type == devices.NAME:
-            return torch.device("cpu") if self.use_cpu else state.device
-        return chosen
-
-    replacement = functools.cached_property(_setup_devices)
-    replacement.__set_name__(arguments, "_setup_devices")
-    arguments._setup_devices = replacement
+@around("transformers.training_args:TrainingArguments._setup_devices")
+def setup_devices(choose: Any, self: Any) -> torch.device:
+    chosen: torch.device = choose(self)
+    state = getattr(self, "distributed_state", None)  # has asked `accelerate`
+    if chosen.type == "cpu" and state is not None and state.device.type == devices.NAME:
+        return torch.device("cpu") if self.use_cpu else state.device
+    return chosen
 
 
-def _choose_in_pipelines(module: Any) -> None:
-    """``pipeline(...)`` without a device takes the first accelerator; numbers are its devices'."""
-    pipeline: Any = getattr(module, "Pipeline", None)
-    if pipeline is None:
-        return
-    construct = pipeline.__init__
-
-    @functools.wraps(construct)
-    def __init__(self: Any, model: Any, *rest: Any, device: Any = None, **keywords: Any) -> None:
-        is_placed = getattr(model, "hf_device_map", None) is not None
-        if device is None and not is_placed and is_wanted():
-            device = torch.device(devices.NAME)
-        elif type(device) is int and device >= 0 and is_wanted():
-            device = torch.device(devices.NAME, device)
-        construct(self, model, *rest, device=device, **keywords)
-
-    pipeline.__init__ = __init__
+@around("transformers.pipelines.base:Pipeline.__init__")
+def construct(
+    original: Any, self: Any, model: Any, *rest: Any, device: Any = None, **keywords: Any
+) -> None:
+    """Without a device the first accelerator is taken; numbers are its devices'."""
+    is_placed = getattr(model, "hf_device_map", None) is not None
+    if device is None and not is_placed and is_wanted():
+        device = torch.device(devices.NAME)
+    elif type(device) is int and device >= 0 and is_wanted():
+        device = torch.device(devices.NAME, device)
+    original(self, model, *rest, device=device, **keywords)
 
 
-def _compile_in_generate(module: Any) -> None:
+@around("transformers.generation.utils:GenerationMixin._valid_auto_compile_criteria")
+def is_compiled(decide: Any, self: Any, model_kwargs: Any, generation_config: Any) -> bool:
     """``generate`` compiles its steps on the device where it would on CUDA: with a static cache."""
-    mixin: Any = getattr(module, "GenerationMixin", None)
-    decide = getattr(mixin, "_valid_auto_compile_criteria", None)
-    if decide is None:
-        return
+    given = generation_config.compile_config
+    is_here = self.device.type == devices.NAME
+    # With a configuration that cannot be followed it warns: none is made up for such a cache.
+    if not is_here or (given is None and not _is_static(_cache_of(model_kwargs))):
+        return bool(decide(self, model_kwargs, generation_config))
     from transformers.generation.configuration_utils import CompileConfig
 
-    @functools.wraps(decide)
-    def _valid_auto_compile_criteria(self: Any, model_kwargs: Any, generation_config: Any) -> bool:
-        given = generation_config.compile_config
-        is_here = self.device.type == devices.NAME
-        # With a configuration that cannot be followed it warns: none is made up for such a cache.
-        if not is_here or (given is None and not _is_static(_cache_of(model_kwargs))):
-            return bool(decide(self, model_kwargs, generation_config))
-        config = CompileConfig() if given is None else copy.copy(given)
-        # The one exception to the list of device types, made for tests on the CPU.
-        config._compile_all_devices = True
-        generation_config.compile_config = config
-        try:
-            return bool(decide(self, model_kwargs, generation_config))
-        finally:
-            generation_config.compile_config = given
-
-    mixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
+    config = CompileConfig() if given is None else copy.copy(given)
+    # The one exception to the list of device types, made for tests on the CPU.
+    config._compile_all_devices = True
+    generation_config.compile_config = config
+    try:
+        return bool(decide(self, model_kwargs, generation_config))
+    finally:
+        generation_config.compile_config = given
 
 
 def _cache_of(model_kwargs: Any) -> Any:

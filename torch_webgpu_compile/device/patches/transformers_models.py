@@ -17,38 +17,20 @@ Until: the one leaves out devices whose allocator does not divide what is freed,
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from .. import devices
-from ..import_hooks import after_import
+from ..import_hooks import around
 
 
-def install() -> None:
-    """Changes both functions, once ``transformers`` is imported."""
-    after_import("transformers.modeling_utils", _change)
-
-
-def _change(module: Any) -> None:
-    _allocate_as_loaded(module)
-    _compile_here(module)
-
-
-def _allocate_as_loaded(module: Any) -> None:
-    allocate = getattr(module, "caching_allocator_warmup", None)
-    if allocate is None:
-        return
-
-    @functools.wraps(allocate)
-    def caching_allocator_warmup(
-        model: Any, expanded_device_map: Any, *rest: Any, **keywords: Any
-    ) -> Any:
-        others = {name: d for name, d in expanded_device_map.items() if not _is_here(d)}
-        return allocate(model, others, *rest, **keywords)
-
-    module.caching_allocator_warmup = caching_allocator_warmup
+@around("transformers.modeling_utils:caching_allocator_warmup")
+def allocate(
+    original: Any, model: Any, expanded_device_map: Any, *rest: Any, **keywords: Any
+) -> Any:
+    others = {name: d for name, d in expanded_device_map.items() if not _is_here(d)}
+    return original(model, others, *rest, **keywords)
 
 
 def _is_here(device: Any) -> bool:
@@ -56,19 +38,11 @@ def _is_here(device: Any) -> bool:
     return device != "disk" and torch.device(device).type == devices.NAME
 
 
-def _compile_here(module: Any) -> None:
-    model: Any = getattr(module, "PreTrainedModel", None)
-    configure = getattr(model, "_default_compile_config", None)
-    if configure is None:
-        return
+@around("transformers.modeling_utils:PreTrainedModel._default_compile_config")
+def compile_config(original: Any, self: Any) -> Any:
+    config = original(self)
+    if self.device.type == devices.NAME and config.backend == "inductor":
+        from ...backend import webgpu  # the compiler, which takes a second
 
-    @functools.wraps(configure)
-    def _default_compile_config(self: Any) -> Any:
-        config = configure(self)
-        if self.device.type == devices.NAME and config.backend == "inductor":
-            from ...backend import webgpu  # the compiler, which takes a second
-
-            config.backend, config.mode = webgpu, None  # "reduce-overhead" means CUDA graphs
-        return config
-
-    model._default_compile_config = _default_compile_config
+        config.backend, config.mode = webgpu, None  # "reduce-overhead" means CUDA graphs
+    return config

@@ -57,27 +57,6 @@ def _read(source: Tensor, nbytes: int, target: Tensor) -> None:
         counters.bytes_downloaded += nbytes  # without a call in between: no lock
 
 
-def all_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """CPU tensors with the values and strides of tensors of one ``webgpu`` device; one wait.
-
-    Raises:
-        DeviceError: pending commands were refused, or the device is lost.
-    """
-    results, ranges = [], []
-    for tensor in tensors:
-        if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg() or not is_dense(tensor):
-            results.append(tensor.cpu())
-            continue
-        result = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        start = offset_at(data_ptr(tensor))
-        ranges.append((storages.buffer_of(tensor), start, result.nbytes, data_ptr(result)))
-        results.append(result)
-    if ranges:
-        devices.get_device(tensors[0].get_device()).download_many(ranges)
-        counters.add(bytes_downloaded=sum([nbytes for _, _, nbytes, _ in ranges]))
-    return results
-
-
 def start_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Submits the download of contiguous tensors of one ``webgpu`` device, without waiting.
 

@@ -107,11 +107,11 @@ def join_foreach(schedule: Schedule, target: Target) -> Schedule:
     for numbers in candidates:
         moved = [k for k in numbers if cost.is_small_buffer(clusters.largest_passed(k), target)]
         clusters.gather(moved, lambda k, into: len(clusters.members[into]) < _MOST_EQUAL)
-    return clusters.regrouped(_as_foreach)
 
+    def as_one(groups: list[KernelGroup]) -> list[KernelGroup]:
+        return [ForeachGroup(tuple(group for group in groups if isinstance(group, MapGroup)))]
 
-def _as_foreach(groups: list[KernelGroup]) -> list[KernelGroup]:
-    return [ForeachGroup(tuple(group for group in groups if isinstance(group, MapGroup)))]
+    return clusters.regrouped(as_one)
 
 
 # -- small ones ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The JSON schema of manifests, made from the dataclasses as `plan.codec` reads them."""
+"""The JSON schema of manifests, made from the dataclasses: `docs/bundle.schema.json`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..dtypes import BY_NAME, DType
-from ..symbolic.sizes import Expr
-from .manifest import FORMAT, VERSION, Manifest
+from torch_webgpu_compile.dtypes import BY_NAME, DType
+from torch_webgpu_compile.symbolic.sizes import Expr
+from torch_webgpu_compile.web.manifest import FORMAT, VERSION, Manifest
 
 Schema = dict[str, Any]
 
