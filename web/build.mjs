@@ -1,6 +1,6 @@
 // Bundles the runtime into one minified module, and refuses one that has grown too large.
 import { build } from "esbuild";
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 import { minify } from "terser";
 
@@ -34,6 +34,12 @@ for (const [, name] of webgpu.matchAll(/^\s+(?:readonly )?(\w+)[?]?[:(]/gm)) tak
 taken.delete("gpu"); // of the browser's it is written ["gpu"]
 const unfit = INTERNAL.filter((name) => taken.has(name));
 if (unfit.length) throw new Error(`the language or WebGPU has these names: ${unfit}; call what is internal otherwise`);
+
+// A name in a text stays as it is.
+for (const file of readdirSync("src")) {
+  const asked = [...readFileSync(`src/${file}`, "utf8").matchAll(/"(\w+)" in /g)].map(([, name]) => name).filter((name) => INTERNAL.includes(name));
+  if (asked.length) throw new Error(`src/${file} asks whether there is ${asked}, which has another name when built`);
+}
 
 /** Fetches what runs composed plans when it is imported. */
 const apart = {

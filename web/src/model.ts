@@ -329,7 +329,7 @@ export class Model {
     this.usable();
     const callable = this.callables.get(name);
     if (!callable) throw new InputError(`there is no entry ${name}; there are ${[...this.callables.keys()]}`);
-    if ("positions" in callable) return this.call(name, callable, inputs);
+    if (!("call" in callable)) return this.call(name, callable, inputs);
     const results = callable.call(inputs, signal);
     const end = (): void => void (this.composing = null);
     this.composing = results.then(end, end);
