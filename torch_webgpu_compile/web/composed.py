@@ -161,6 +161,8 @@ class ComposedEntry:
             value, sizes = returned[result.output], result.tensor.sizes
             fits = (
                 isinstance(value, GpuTensor)
+                and min((*value.shape, *value.strides, value.offset)) >= 0
+                and value.offset_nbytes + value.span <= value.memory.nbytes
                 and value.dtype is result.tensor.dtype
                 and len(value.shape) == len(sizes)
                 and all(

@@ -3,7 +3,7 @@
 import { type Check, below, count, demand, dtype, fields, list, oneOf, optional, record, refuse, table, text } from "./checks.js";
 import { type Expr, type NumberValue, exprOf } from "./expressions.js";
 import type { Entry, Variant } from "./manifest.js";
-import { FIRST_CHECK, type Plan, type PlanBuffer, type Role, VERSION, bytes, checkParts, planOf, same } from "./plan.js";
+import { FIRST_CHECK, type Plan, type PlanBuffer, type Role, VERSION, checkParts, planOf, same } from "./plan.js";
 import { type Scalar, pythonNumberOf, scalar } from "./python.js";
 
 /** The place of a size symbol's value among the arguments, as `coefficient` times the symbol, plus `constant`. */
@@ -24,7 +24,6 @@ interface Common {
 export interface Kernels extends Common { plan: Plan; changed: ReadonlySet<number> }
 export interface Composed extends Common {
   plans: Nested[]; steps: Step[];
-  constants: Record<string, { buffer: PlanBuffer; data: Uint8Array<ArrayBuffer> }>;
   /** Of each result: its name. */
   returned: (string | null)[];
   /** Of each step: the names that nobody reads after it. */
@@ -149,19 +148,11 @@ function composedOf(data: Record<string, unknown>, at: string, modules: number, 
   const expr = exprOf(used);
   const { name, inputs, outputs } = ends(expr)(data, at);
   const layout = fields<Omit<PlanBuffer, "slot">>({
-    role: oneOf<Role>("input", "constant"), dtype, sizes: list(expr, 64), strides: list(expr, 64), offset: expr, nbytes: expr,
+    role: oneOf<Role>("input"), dtype, sizes: list(expr, 64), strides: list(expr, 64), offset: expr, nbytes: expr,
   });
   const buffers = table(layout)(data.buffers, `${at}.buffers`);
   const steps = list(step)(data.steps, `${at}.steps`);
-  const constants = table(bytes)(data.constants, `${at}.constants`);
-  const roles = (role: Role): string[] => Object.keys(buffers).filter((key) => buffers[key]!.role === role).sort();
-  demand(same(inputs.flatMap(({ buffer }) => buffer ?? []).sort(), roles("input")), at, "has inputs that nothing gives");
-  demand(same(Object.keys(constants).sort(), roles("constant")), at, "has constants that are not there");
-  for (const key of roles("constant")) {
-    const { nbytes, sizes, strides, offset } = buffers[key]!;
-    const isFixed = [nbytes, offset, ...sizes, ...strides].every((part) => typeof part === "number" && part >= 0);
-    demand(isFixed && sizes.length === strides.length && constants[key]!.length === nbytes, at, `has a constant ${key} of another size`);
-  }
+  demand(same(inputs.flatMap(({ buffer }) => buffer ?? []).sort(), Object.keys(buffers).sort()), at, "has inputs that nothing gives");
   const sources = sourcesOf(inputs, buffers);
   const given = new Set(sources.map(({ symbol }) => symbol));
   for (const symbol of used.found) demand(given.has(symbol), at, `has the size ${symbol} of no input`);
@@ -169,7 +160,6 @@ function composedOf(data: Record<string, unknown>, at: string, modules: number, 
   return {
     name, plans, steps, sources,
     inputs: inputs.map(({ buffer }) => buffer),
-    constants: Object.fromEntries(roles("constant").map((key) => [key, { buffer: { ...buffers[key]!, slot: null }, data: constants[key]! }])),
     results: outputs.map(({ buffer, ...others }, k) => ({ ...others, output: buffer === null ? null : k })),
     returned: outputs.map(({ buffer }) => buffer),
     dead: deadAfter(steps, outputs.flatMap(({ buffer }) => buffer ?? [])),
@@ -227,7 +217,6 @@ function kindsOf(plan: Composed, at: string): boolean[] {
   };
 
   plan.inputs.forEach((name) => name !== null && add(name, false));
-  Object.keys(plan.constants).forEach((name) => add(name, false));
   plan.sources.forEach(({ symbol }) => add(symbol, true));
   for (const step of plan.steps) {
     const [reads, makes] = namesOf(step);

@@ -67,8 +67,7 @@ class Running {
   private readonly counts = new Map<Buffer, number>();
 
   constructor(
-    private readonly host: Host, private readonly programs: ReadonlyMap<Plan, Program>,
-    private readonly constants: ReadonlyMap<Composed, Record<string, Held>>, private readonly signal: AbortSignal | undefined,
+    private readonly host: Host, private readonly programs: ReadonlyMap<Plan, Program>, private readonly signal: AbortSignal | undefined,
   ) {}
 
   // ---- memory
@@ -241,7 +240,7 @@ class Running {
   }
 
   async composed(plan: Composed, given: Value[]): Promise<Value[]> {
-    const values = new Map<string, Value>(Object.entries(this.constants.get(plan)!));
+    const values = new Map<string, Value>();
     for (const source of plan.sources) values.set(source.symbol, this.at(source, given));
     plan.inputs.forEach((name, k) => (name === null ? this.drop(given[k]) : values.set(name, given[k]!)));
     for (const [k, step] of plan.steps.entries()) {
@@ -335,7 +334,6 @@ export class ComposedProgram {
   private constructor(
     private readonly name: string, private readonly entry: Entry, private readonly stateEntries: Record<string, StateEntry>,
     private readonly plan: Composed, private readonly programs: ReadonlyMap<Plan, Program>, private readonly host: Host,
-    private readonly constants: ReadonlyMap<Composed, Record<string, Held>>,
   ) {}
 
   /** Compiles what a plan runs. */
@@ -344,22 +342,12 @@ export class ComposedProgram {
     compiled: (plan: Plan, label: string) => Promise<Program>,
   ): Promise<ComposedProgram> {
     const programs: Promise<[Plan, Program]>[] = [];
-    const constants = new Map<Composed, Record<string, Held>>();
     const visit = (nested: Nested, label: string): void => {
-      if ("plan" in nested) {
-        programs.push(compiled(nested.plan, label).then((program) => [nested.plan, program]));
-        return;
-      }
-      constants.set(nested, Object.fromEntries(Object.entries(nested.constants).map(([key, { buffer, data }]) => {
-        const memory = host.gpu.allocate(data.length);
-        host.gpu.upload(memory, data);
-        const layout = { shape: buffer.sizes as number[], strides: buffer.strides as number[], offset: buffer.offset as number };
-        return [key, { memory, dtype: buffer.dtype, layout }];
-      })));
-      nested.plans.forEach((inner, k) => visit(inner, `${label}.${k}`));
+      if ("plan" in nested) programs.push(compiled(nested.plan, label).then((program) => [nested.plan, program]));
+      else nested.plans.forEach((inner, k) => visit(inner, `${label}.${k}`));
     };
     visit(plan, name);
-    return new ComposedProgram(name, entry, states, plan, new Map(await Promise.all(programs)), host, constants);
+    return new ComposedProgram(name, entry, states, plan, new Map(await Promise.all(programs)), host);
   }
 
   /** Calls the entry; the caller waits until it is done. States change when nothing can fail any more. */
@@ -367,7 +355,7 @@ export class ComposedProgram {
     const { name, entry, plan, host } = this;
     const { pool, counted } = host;
     const call = readInputs(name, entry, inputs);
-    const run = new Running(host, this.programs, this.constants, signal);
+    const run = new Running(host, this.programs, signal);
     const lent = Object.values(call.values).flatMap((value) => (value instanceof Tensor ? value.held() : []));
     lent.forEach((memory) => pool.hold(memory)); // until the end, whoever disposes of them
     try {

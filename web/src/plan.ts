@@ -39,7 +39,7 @@ const kernel = fields<Kernel>({
 });
 const copy = fields<Copy>({ source: text, destination: text });
 const check = fields<IndexCheck>({ op: text, source: text, dim: optional(count) });
-export const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
+const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
   try {
     return Uint8Array.from(atob(text(data, at)), (letter) => letter.charCodeAt(0));
   } catch {

@@ -7,5 +7,5 @@ export { evaluate, exprOf, numberOf } from "./expressions.js";
 export { rounded } from "./gpu.js";
 export { readInputs } from "./inputs.js";
 export { inRows, numel, rows, span } from "./layout.js";
-export { FIRST_CHECK, VERSION, bytes, checkParts, planOf, same } from "./plan.js";
+export { FIRST_CHECK, VERSION, checkParts, planOf, same } from "./plan.js";
 export { Tensor } from "./tensor.js";
