@@ -69,7 +69,7 @@ class Hooks:
         on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
         plan: makes a plan of a part of a graph.
-        composed: makes a function of a composed plan.
+        composed: makes a function of a composed plan; without it PyTorch runs what needs one.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
         fill: gives tensors the contents that compiled graphs kept elsewhere for a backward graph,
             before something else reads them.
@@ -278,7 +278,9 @@ class GraphCapture:
 
     def _compile_composed(self, draft: Draft) -> BoxedFunction:
         """A graph that is divided."""
-        assert self._hooks.composed is not None
+        if self._hooks.composed is None:
+            what = "data decides what of it runs, and nobody was given to compose its parts"
+            raise UnsupportedOp(draft.captured.name, what, "give `Hooks` what makes plans")
         static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
         plan, divided = self._compose(draft), draft.divided
