@@ -30,9 +30,10 @@ from ...torch_private import (
     is_traceable_wrapper_subclass,
     min_cut_rematerialization_partition,
 )
+from ..control_flow.calls import calls_between
 from ..control_flow.compose import Planned, compose
 from ..control_flow.numbers import WithNumbers
-from ..control_flow.parts import HostNumbers, Part, calls_between
+from ..control_flow.parts import HostNumbers, Part
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..patches import fusible_operators, own_rules, region_schemas
