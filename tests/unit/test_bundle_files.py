@@ -267,7 +267,6 @@ HOST_STEP = {
         "changed": [],
         "numbers": [],
         "on_device": False,
-        "numbers": [],
     },
 }
 STARVED = {"input": None, "state": None, "seeds": None}

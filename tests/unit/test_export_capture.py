@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch_webgpu_compile.capture.export.capture import CapturedFunction, capture_function
 from torch_webgpu_compile.capture.export.inputs import ExportInputs
 from torch_webgpu_compile.capture.export.names import Names, key_of
-from torch_webgpu_compile.compiler import native_operators
+from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
 
 
@@ -22,7 +22,7 @@ def captured(function, *args, **keywords):
     inputs = ExportInputs(function, args, **keywords)
     names = Names({"forward": function})
     with names.kept():
-        found = capture_function("forward", inputs, names, native_operators())
+        found = capture_function("forward", inputs, names, native_operators(), host_numbers)
         known = names.known()
     labels = [known[key_of(s)].name if key_of(s) in known else "?" for s in found.states]
     return found, labels
