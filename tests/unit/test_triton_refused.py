@@ -13,7 +13,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from torch_webgpu_compile.capture.control_flow.parts import calls_between
+from torch_webgpu_compile.capture.control_flow.calls import calls_between
 from torch_webgpu_compile.errors import UnsupportedOp
 
 

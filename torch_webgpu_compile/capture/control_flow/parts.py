@@ -9,7 +9,7 @@ its own; and so is, once, the function of a loop or a branch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ...captured import user_source
-from ...errors import UnsupportedOp, VerificationError
+from ...errors import UnsupportedOp
 from ...plan.model import (
     Branch,
     Check,
@@ -36,24 +36,30 @@ from ...plan.model import (
     SizeOf,
     Step,
     layout_nbytes,
-    names_of,
 )
-from ...plan.numbers import HostNumber, symbols_in
-from ...plan.size_sources import symbols_of_plan
+from ...plan.numbers import HostNumber
 from ...symbolic.nested import HostBuffer
 from ...symbolic.sizes import ONE, ZERO, Expr, as_expr, symbol
-from ...torch_ops.assertions import ASSERTIONS
 from ...torch_ops.dtypes import dtype_of
 from ...torch_private import (
-    HigherOrderOperator,
     OpOverload,
     _dispatch_has_kernel_for_dispatch_key,
-    free_unbacked_symbols,
     tree_leaves,
     tree_map_only,
 )
 from ..fx_graphs import attribute_of, fake_mode_of
 from . import turns
+from .calls import (
+    READS,
+    acts,
+    is_complex,
+    is_number,
+    is_tensor,
+    needed_for,
+    tokens_of,
+    unbacked_in,
+    written_to,
+)
 from .choices import CHOICES, Choice
 from .numbers import expressions_in, number_of, size_of, symbols_of, take_numbers
 from .turns import Turns
@@ -61,10 +67,6 @@ from .turns import Turns
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 with_effects = higher_order.with_effects
-
-# They are steps of a plan of kernels: operators of others that change their arguments.
-_IN_PLANS = (higher_order.auto_functionalized, higher_order.auto_functionalized_v2)
-_READS = (aten._local_scalar_dense.default, aten.item.default)
 
 
 @dataclass(frozen=True)
@@ -100,50 +102,6 @@ class Divided:
     complex_inputs: frozenset[int]
     complex_outputs: frozenset[int]
     forwarded: tuple[tuple[int, int], ...]
-
-
-def calls_between(graph: Graph) -> frozenset[Node]:
-    """What divides a graph. Nothing does if one plan of kernels may hold it.
-
-    Raises:
-        UnsupportedOp: there is a Triton kernel, which PyTorch has no other implementation of.
-    """
-    known: set[str] = set()
-    found: set[Node] = set()
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder":
-            known.update(_unbacked(value))
-        elif node.op == "call_function" and node.target is not operator.getitem:
-            target = node.args[1] if node.target is with_effects else node.target
-            if getattr(target, "__name__", "").startswith("triton_kernel_wrapper"):
-                raise UnsupportedOp(
-                    "a Triton kernel",
-                    "Triton has no WebGPU backend",
-                    "write it with PyTorch's operators, or leave it out of the graph",
-                    user_source(node),
-                )
-            new = [] if _is_arithmetic(node) else _unbacked(value) - known
-            in_plan = not isinstance(target, HigherOrderOperator) or target in _IN_PLANS
-            if new or not in_plan:
-                found.add(node)
-                known.update(new)
-    return frozenset(found)
-
-
-def _unbacked(value: Any) -> set[str]:
-    """The symbols in a value that no argument's size gives."""
-    return {str(s) for _, number in expressions_in(value) for s in free_unbacked_symbols(number)}
-
-
-def _is_arithmetic(node: Node) -> bool:
-    """Whether a node computes a number of numbers, or of a tensor's sizes."""
-    if not _is_number(node.meta.get("val")):
-        return False
-    return not isinstance(node.target, OpOverload) or node.target.overloadpacket in _OF_SIZES
-
-
-_OF_SIZES = (aten.sym_size, aten.sym_stride, aten.sym_numel, aten.sym_storage_offset)
 
 
 HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
@@ -186,7 +144,7 @@ class _Division:
         self._arguments = module.graph.find_nodes(op="placeholder")
         self._static = {node for k, node in enumerate(self._arguments) if k in static}
         self._mode = fake_mode_of(module.graph)
-        self._tokens = _tokens(module.graph)
+        self._tokens = tokens_of(module.graph)
         self._names: dict[Node, str] = {}
         self._numbers: dict[Any, str] = {}  # that `Compute` names, by value
         self._known: set[str] = set()  # symbols
@@ -221,7 +179,7 @@ class _Division:
             elif node.op == "call_function":
                 self._node(node)
         positions = {node: k for k, node in enumerate(self._arguments)}
-        returned_as = [_written_to(item) for item in outputs]
+        returned_as = [written_to(item) for item in outputs]
         plan = Plan(
             self._name,
             (),
@@ -237,8 +195,8 @@ class _Division:
         return Divided(
             tuple(self._parts),
             replace(plan, steps=tuple(self._steps)),  # after those that compute results
-            frozenset(k for k, node in enumerate(self._arguments) if _is_complex(node)),
-            frozenset(k for k, item in enumerate(outputs) if _is_complex(item)),
+            frozenset(k for k, node in enumerate(self._arguments) if is_complex(node)),
+            frozenset(k for k, item in enumerate(outputs) if is_complex(item)),
             tuple(
                 (k, positions[n])
                 for k, n in enumerate(returned_as)
@@ -249,8 +207,8 @@ class _Division:
     def _output(self, item: Any) -> PlanOutput:
         if isinstance(item, Node) and item in self._tokens:
             return PlanOutput()
-        item = _written_to(item)
-        value = item.meta.get("val") if isinstance(item, Node) and not _is_tensor(item) else item
+        item = written_to(item)
+        value = item.meta.get("val") if isinstance(item, Node) and not is_tensor(item) else item
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, Node)):
             return PlanOutput(self._value(value))
         return PlanOutput(constant=value)
@@ -260,7 +218,7 @@ class _Division:
         if node in self._calls:
             self._call(node)
         elif isinstance(source, Node) and source in self._calls:
-            if _is_tensor(node) and node not in self._tokens:
+            if is_tensor(node) and node not in self._tokens:
                 self._names[node] = _element(source, node.args[1])
         elif node.target is aten._assert_scalar.default:
             condition, message = node.args
@@ -276,7 +234,7 @@ class _Division:
         if isinstance(value, Node):
             if value.op == "get_attr":
                 value = self.emit(aten.clone.default, value)  # a constant of a part
-            if _is_tensor(value):
+            if is_tensor(value):
                 self._asked.add(value)
                 return self._names.setdefault(value, f"%{value.name}")
             value = value.meta.get("val")
@@ -331,8 +289,8 @@ class _Division:
         build = _STEPS.get(target)
         if build is not None:
             step = build(self, node, *args)
-        elif target in _READS:
-            (unknown,) = _unbacked(node.meta["val"])
+        elif target in READS:
+            (unknown,) = unbacked_in(node.meta["val"])
             step = ReadNumber(self._value(args[0]), unknown)
         else:
             step = self._host_step(node, target, args)
@@ -342,7 +300,7 @@ class _Division:
 
     def _choose(self, node: Node, choice: Choice | None) -> bool:
         """Puts a choice in the place of a call, which is none; whether there is one."""
-        (unknown, *others) = _unbacked(node.meta["val"])
+        (unknown, *others) = unbacked_in(node.meta["val"])
         if choice is None or others:
             return False
         sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
@@ -404,8 +362,8 @@ class _Division:
             for leaf in leaves
             if isinstance(leaf, (torch.SymInt, torch.SymFloat)) and leaf.node.expr.is_Symbol
         )
-        if node.target in _READS:
-            self._known.update(_unbacked(value))
+        if node.target in READS:
+            self._known.update(unbacked_in(value))
         is_one = isinstance(value, Tensor)
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
@@ -480,13 +438,13 @@ class _Division:
             tuple((key, self._argument(v, on_device)) for key, v in node.kwargs.items()),
             user_source(node),
             on_device=on_device,
-            numbers=tuple(n for n, v in zip(names, leaves, strict=True) if n and _is_number(v)),
+            numbers=tuple(n for n, v in zip(names, leaves, strict=True) if n and is_number(v)),
         )
 
     def _argument(self, value: Any, on_device: bool) -> Any:
         """An argument of an operator as `lowering.fallback` encodes them."""
         match value:
-            case Node() if _is_tensor(value):
+            case Node() if is_tensor(value):
                 return HostBuffer(self._value(value))
             case Node():
                 return self._argument(value.meta.get("val"), on_device)
@@ -517,24 +475,24 @@ class _Division:
         wanted = [
             node
             for node in nodes
-            if not _is_number(node.meta.get("val"))
+            if not is_number(node.meta.get("val"))
             and node not in self._tokens
             and (node in self._asked or any(user not in inside for user in node.users))
             and node.target is not aten.copy_.default
         ]
-        effects = [node for node in nodes if node.target is aten.copy_.default or _acts(node)]
+        effects = [node for node in nodes if node.target is aten.copy_.default or acts(node)]
         if wanted or effects:
             self._part(nodes, wanted, effects)
 
     def _part(self, nodes: Sequence[Node], wanted: Sequence[Node], effects: Sequence[Node]) -> None:
-        needed = _needed((*wanted, *effects), set(nodes))
+        needed = needed_for((*wanted, *effects), set(nodes))
         nodes = [node for node in nodes if node in needed]
         inside = set(nodes)
         outside = {
             source: None
             for node in nodes
             for source in node.all_input_nodes
-            if source not in inside and _is_tensor(source) and source.op != "get_attr"
+            if source not in inside and is_tensor(source) and source.op != "get_attr"
             if source not in self._tokens
         }
         takes = list(outside)
@@ -685,68 +643,3 @@ def _result_name(name: str, value: Any) -> str:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return str(value.node.expr) if value.node.expr.is_Symbol else name
     return ""
-
-
-def _tokens(graph: Graph) -> set[Node]:
-    """What says in which order operators with effects run: nothing that is computed."""
-    found: set[Node] = set()
-    for node in graph.find_nodes(op="call_function", target=with_effects):
-        found.add(node.args[0])
-        found.update(n for n in node.users if n.target is operator.getitem and n.args[1] == 0)
-    return found
-
-
-def _written_to(item: Any) -> Any:
-    """The argument that a result is after it has been written; any other one as it is."""
-    is_write = isinstance(item, Node) and item.target is aten.copy_.default
-    return item.args[0] if is_write else item
-
-
-def _is_complex(item: Any) -> bool:
-    value = item.meta.get("val") if isinstance(item, Node) else None
-    return isinstance(value, Tensor) and value.is_complex()
-
-
-def _is_tensor(node: Node) -> bool:
-    return node.op == "get_attr" or isinstance(node.meta.get("val"), Tensor)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _acts(node: Node) -> bool:
-    """Whether a node does more than give results."""
-    return node.target in (*ASSERTIONS, with_effects)
-
-
-def _needed(ends: Iterable[Node], inside: set[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(ends)
-    while stack:
-        node = stack.pop()
-        if node in inside and node not in found:
-            found.add(node)
-            stack.extend(n for n in node.all_input_nodes if not _is_number(n.meta.get("val")))
-    return found
-
-
-def verify_divided(divided: Divided) -> None:
-    """Raises VerificationError where a step reads what is not there."""
-    known = {"", *divided.plan.buffers}
-    known.update(symbols_of_plan(replace(divided.plan, steps=(), outputs=())))
-    known.update(s.name for i in divided.plan.inputs for s in symbols_in(i.size))
-    for step in divided.plan.steps:
-        reads, made = names_of(step)
-        missing = set(reads) - known
-        if missing:
-            raise VerificationError(f"{divided.plan.name}: {step} reads {sorted(missing)}")
-        known.update(made)
-    missing = {output.buffer or "" for output in divided.plan.outputs} - known
-    if missing:
-        raise VerificationError(f"{divided.plan.name} returns {sorted(missing)}")
-
-
-def format_divided(divided: Divided) -> str:
-    """The steps, for a person to read."""
-    return "\n".join([*map(str, divided.plan.steps), f"return {divided.plan.outputs}"])

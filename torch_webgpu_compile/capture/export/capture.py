@@ -85,9 +85,8 @@ class CapturedFunction:
         if not self.draft.calls:
             return make(self.graph, self.phase)
         draft = passes.run(self.draft, self.state, passes.SEVERAL)
-        return Composer(self.state, make, on_fallback("silent")).compose(
-            draft
-        )  # who writes it refuses
+        silent = on_fallback("silent")  # bundles refuse operators that run on the host
+        return Composer(self.state, make, silent).compose(draft)
 
 
 def capture_function(

@@ -67,7 +67,7 @@ class Hooks:
         on_host: told why a graph is not compiled; raises where it has to be.
         on_whole: told of a compiled graph that is all there is to Dynamo's graph.
         plan: makes a plan of a part of a graph.
-        composed: makes a function of a composed plan.
+        composed: makes a function of a composed plan; without it PyTorch runs what needs one.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
         fill: gives tensors the contents that compiled graphs kept elsewhere for a backward graph,
             before something else reads them.
@@ -276,15 +276,14 @@ class GraphCapture:
 
     def _compile_composed(self, draft: Draft) -> BoxedFunction:
         """A graph that is divided."""
-        assert self._hooks.plan is not None
-        assert self._hooks.composed is not None
+        if self._hooks.composed is None or self._hooks.plan is None:
+            what = "data decides what of it runs, and nobody was given to compose its parts"
+            raise UnsupportedOp(draft.captured.name, what, "give `Hooks` what makes plans")
         static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        plan, divided = (
-            Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft),
-            draft.divided,
-        )
+        divided = draft.divided
         assert divided is not None
+        plan = Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft)
         outputs = list(plan.outputs)
         for result, _ in divided.forwarded:
             outputs[result] = PlanOutput()

@@ -14,8 +14,9 @@ from ...errors import UnsupportedOp
 from ...fallbacks import OnFallback
 from ...plan.model import HostStep, Plan
 from ...torch_ops.foreign import NO_IMPLEMENTATION
+from ..control_flow.calls import calls_between
 from ..control_flow.compose import Planned, compose
-from ..control_flow.parts import Part, calls_between
+from ..control_flow.parts import Part
 from ..tracing import is_random
 from . import passes
 from .passes import Draft, State

@@ -24,9 +24,10 @@ from ...options import resolve
 from ...passes import Form, Pass
 from ...torch_private import OpOverload, TracingContext
 from ..complex_numbers.separation import separate_graph
+from ..control_flow.compose import format_divided, verify_divided
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import take_numbers
-from ..control_flow.parts import Divided, HostNumbers, divide, format_divided, verify_divided
+from ..control_flow.parts import Divided, HostNumbers, divide
 from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
