@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.tensors import devices
 
 from .cases import CASES
 from .timing import seconds_per_call

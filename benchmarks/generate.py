@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.runtime import limits
+from torch_webgpu_compile.tensors import devices
 
 from .cases import static_cache
 from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all

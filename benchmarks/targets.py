@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch_webgpu_compile.bundle.targets import BROWSER
 from torch_webgpu_compile.target import Machine, Target
-from torch_webgpu_compile.web.targets import BROWSER
 
 # Of adapters that Vulkan drivers offer, other than browsers.
 NATIVE_FEATURES = frozenset(

@@ -120,7 +120,8 @@ def measure(column: str) -> dict[str, float]:
         synchronize = torch.cuda.synchronize
         parts = [tensor_calls("cuda", synchronize)]
     else:
-        from torch_webgpu_compile.device import autoload, devices
+        from torch_webgpu_compile.device import autoload
+        from torch_webgpu_compile.tensors import devices
 
         autoload.register()
         synchronize = torch.webgpu.synchronize

@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from torch_webgpu_compile.bundle.manifest import FORMAT, VERSION, Manifest
 from torch_webgpu_compile.dtypes import BY_NAME, DType
 from torch_webgpu_compile.symbolic.sizes import Expr
-from torch_webgpu_compile.web.manifest import FORMAT, VERSION, Manifest
 
 Schema = dict[str, Any]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_webgpu_compile import EntryPoint, export
-from torch_webgpu_compile.web.hashing import file_of
+from torch_webgpu_compile.bundle.hashing import file_of
 
 Json = Any
 Files = dict[str, Json]

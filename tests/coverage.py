@@ -366,8 +366,8 @@ def _run(options: argparse.Namespace, data: Path) -> int:
     """Runs everything and writes the JSON file; 1 if something failed."""
     import torch
 
-    from torch_webgpu_compile.device import devices
     from torch_webgpu_compile.device.autoload import register
+    from torch_webgpu_compile.tensors import devices
 
     register()
     requests = []

@@ -384,8 +384,8 @@ FAULTS = (
     Fault(
         "undersized_buffers_verified",
         "plan/verify.py",
-        "            is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),\n",
-        "            is not None,\n",
+        "is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),",
+        "is not None,",
         _tests("unit/test_stored_plans.py"),
     ),
     # ---- callables
@@ -420,7 +420,7 @@ FAULTS = (
     # ---- device
     Fault(
         "counter_of_seeds_advances_by_one",
-        "device/generators.py",
+        "tensors/generators.py",
         "_states[place] = seed, offset + count",
         "_states[place] = seed, offset + 1",
         _tests("unit/test_random.py"),
@@ -434,7 +434,7 @@ FAULTS = (
     ),
     Fault(
         "places_of_overlapping_arguments_forgotten",
-        "device/tensors/aliasing.py",
+        "tensors/aliasing.py",
         "found.append((known[0], address - known[1]))",
         "found.append((known[0], 0))",
         _tests("gpu/device_ops/test_aliasing.py gpu/device/test_overlapping_inputs.py"),

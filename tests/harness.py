@@ -14,9 +14,9 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu_compile.backend import native_operators
-from torch_webgpu_compile.callables.host_calls import call_overload, laid_out
 from torch_webgpu_compile.capture.decompositions.table import decompositions
 from torch_webgpu_compile.captured import CapturedGraph
+from torch_webgpu_compile.host_steps.host_calls import call_overload, laid_out
 from torch_webgpu_compile.ir.graph import LoopGraph, is_effect
 from torch_webgpu_compile.ir.interpret import interpret
 from torch_webgpu_compile.ir.nodes import HostCall

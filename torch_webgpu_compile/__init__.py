@@ -43,12 +43,12 @@ from .fallbacks import FallbackWarning
 from .options import CompileOptions
 
 if TYPE_CHECKING:
+    from .bundle.load import Bundle, load_bundle
     from .callables.static_copies import invalidate
     from .device.autoload import register as register_device
+    from .exports.export import EntryPoint, export
     from .inspection.profiling import Profile, profile
     from .inspection.report import Report, explain
-    from .web.bundle import Bundle, load_bundle
-    from .web.export import EntryPoint, export
     from .wgsl_operators.api import wgsl_op
 
 __version__ = "0.1.0"
@@ -85,10 +85,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Bundle": ("web.bundle", "Bundle"),
-    "load_bundle": ("web.bundle", "load_bundle"),
-    "EntryPoint": ("web.export", "EntryPoint"),
-    "export": ("web.export", "export"),
+    "Bundle": ("bundle.load", "Bundle"),
+    "load_bundle": ("bundle.load", "load_bundle"),
+    "EntryPoint": ("exports.export", "EntryPoint"),
+    "export": ("exports.export", "export"),
     "explain": ("inspection.report", "explain"),
     "Report": ("inspection.report", "Report"),
     "invalidate": ("callables.static_copies", "invalidate"),

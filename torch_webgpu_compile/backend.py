@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import is_tensor
 
-from . import fallbacks, patches
+from . import debug, fallbacks, patches, progress
 from .callables import artifact, saved_on_gpu
 from .callables.compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .callables.device_graph import DeviceGraph
@@ -26,15 +26,14 @@ from .compiler import (
     native_operators,
 )
 from .counters import counters
-from .device import devices
-from .device.determinism import switched
 from .errors import DeviceError, DeviceLostError
-from .inspection import debug, progress
 from .options import CompileOptions, resolve
 from .plan.model import Plan
 from .plan.verify import verify_plan
 from .runtime.composed import ComposedExecutor
 from .runtime.device import Device, device_for, opened_devices, reopened
+from .tensors import devices
+from .tensors.determinism import switched
 from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import fallbacks
+from . import debug, fallbacks
 from .captured import CapturedGraph, Phase, verify_captured
 from .codegen import Kernels, render, verify_kernels
 from .codegen.hardening import harden
@@ -27,7 +27,6 @@ from .codegen.tilings.choose import (
 )
 from .counters import counters
 from .errors import VerificationError, WebGPUCompileError, too_large
-from .inspection import debug
 from .ir.at_sizes import at_sizes, has_symbols
 from .ir.graph import LoopGraph, Program, Schedule
 from .ir.lanes import Lanes

@@ -82,8 +82,8 @@ class CompileOptions:
         in_place: an argument that is the only one to change shares no memory with others, so that
             it may be written where it is.
 
-    PyTorch has switches of its own for the two before the last: see `determinism`. The last one is
-    what is known of an eager call.
+    PyTorch has switches of its own for the two before the last: see `tensors.determinism`. The last
+    one is what is known of an eager call.
     """
 
     debug: frozenset[str] = frozenset()

@@ -7,14 +7,15 @@ the text of a stage, which ``pytest tests/golden --update-golden`` writes anew.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import torch
 
 from tests.compilations import compile_function
 from tests.golden.test_golden import without_sources
+from torch_webgpu_compile import debug
 from torch_webgpu_compile.compiler import GRAPH, PLAN, SCHEDULES, TILED
-from torch_webgpu_compile.inspection import debug
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BLOCK = re.compile(r"(?<=<!-- stage: )(\w+)( -->\n\n)```(\w+)\n(.*?)```(?=\n\n<!-- end -->)", re.S)
@@ -71,3 +72,14 @@ def test_links_of_the_page() -> None:
         if not (PAGE.parent / target).exists()
     ]
     assert not missing
+
+
+def test_layers_of_the_page() -> None:
+    """Its table has the rows that import-linter holds imports to."""
+    settings = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {each["id"]: each for each in settings["tool"]["importlinter"]["contracts"]}
+    rows = [set(re.findall(r"\w+", row)) for row in contracts["layers"]["layers"]]
+    section = PAGE.read_text(encoding="utf-8").partition("## 8. The layers")[2]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, re.M)
+    shown = [set(re.findall(r"`(\w+)(?:\.py)?`", cell)) for cell in cells]
+    assert shown == [row - {"__main__"} for row in rows if row != {"__main__"}]

@@ -28,12 +28,12 @@ from torch_webgpu_compile import counters, errors
 from torch_webgpu_compile.callables import artifact
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import HostGraph
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.options import CompileOptions, from_environment
 from torch_webgpu_compile.runtime import adapters
 from torch_webgpu_compile.runtime import device as runtime_device
+from torch_webgpu_compile.tensors import devices
 
 BINDING_NBYTES = 1 << 16
 BUFFER_NBYTES = 1 << 26

@@ -15,10 +15,11 @@ from tests.compiling import native
 from torch_webgpu_compile.callables import device_graph, signature
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.host_graph import HostGraph
-from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.runtime import buffers
 from torch_webgpu_compile.runtime.launcher import Launcher
+from torch_webgpu_compile.tensors import devices
 
 pytestmark = pytest.mark.rotates(6)
 

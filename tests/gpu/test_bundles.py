@@ -22,7 +22,7 @@ from torch_webgpu_compile import (
     counters,
     load_bundle,
 )
-from torch_webgpu_compile.web.verify import read_manifest
+from torch_webgpu_compile.bundle.verify import read_manifest
 
 IDS = torch.tensor([1, 5, 11, 0])
 CALLS = {

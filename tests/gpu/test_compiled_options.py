@@ -163,7 +163,7 @@ def test_a_misspelt_environment_value_is_one_clear_error(monkeypatch):
 
 def test_other_programs_are_only_warned_of_a_misspelt_environment_value(monkeypatch):
     """PyTorch asks for accelerators in the middle of anything."""
-    from torch_webgpu_compile.device import devices
+    from torch_webgpu_compile.tensors import devices
 
     monkeypatch.setenv("TORCH_WEBGPU_FALLBACK", "wran")
     monkeypatch.setattr(devices, "_ordinals", None)

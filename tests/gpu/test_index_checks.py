@@ -13,8 +13,9 @@ from torch import Tensor
 
 import torch_webgpu_compile
 from tests.index_calls import CALLS, Call, numbers
-from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.errors import IndexOutOfRangeError
+from torch_webgpu_compile.tensors import devices
 
 autoload.register()
 DEVICE = "webgpu"

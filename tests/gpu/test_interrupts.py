@@ -12,7 +12,7 @@ import torch
 from tests.interrupts import count_places, interrupt
 from tests.trust.faults import Tally
 from tests.trust.interrupts import WORK, check_places
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 pytestmark = [
     pytest.mark.rotates(3),

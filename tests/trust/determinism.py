@@ -97,7 +97,7 @@ _LONG: tuple[Callable[[Tensor], Any], ...] = (
 
 @fault("long loops on a driver that ends them after 300 iterations")
 def short_loops(tally: Tally) -> None:
-    from torch_webgpu_compile.device import devices
+    from torch_webgpu_compile.tensors import devices
 
     warnings.simplefilter("ignore")  # what cannot be divided runs on the host
     device = devices.get_device(0)

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from torch_webgpu_compile.device import autoload, devices
+from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.device.eager import dispatch
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.symbolic import expressions
+from torch_webgpu_compile.tensors import devices
 
 from .faults import Tally, fault
 

@@ -26,11 +26,11 @@ from tests.bundle_schema import schema
 from tests.bundles import FORWARD, KERNELS, WEIGHTS, edit, export_sample
 from tests.plan_mutations import altered
 from torch_webgpu_compile import BundleError
+from torch_webgpu_compile.bundle.files import BundleWriter, TensorBytes
+from torch_webgpu_compile.bundle.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
+from torch_webgpu_compile.bundle.tensors import read_header
+from torch_webgpu_compile.bundle.verify import open_bundle, read_manifest
 from torch_webgpu_compile.plan.model import FIRST_CHECK
-from torch_webgpu_compile.web.files import BundleWriter, TensorBytes
-from torch_webgpu_compile.web.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
-from torch_webgpu_compile.web.tensors import read_header
-from torch_webgpu_compile.web.verify import open_bundle, read_manifest
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "docs" / "bundle.schema.json"
@@ -557,8 +557,8 @@ class Absent:
         if name.partition(".")[0] in ("torch", "jinja2", "sympy"):
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import torch_webgpu_compile.web.bundle, torch_webgpu_compile.web.files
-from torch_webgpu_compile.web.verify import read_manifest
+import torch_webgpu_compile.bundle.load, torch_webgpu_compile.bundle.files
+from torch_webgpu_compile.bundle.verify import read_manifest
 print(len(read_manifest({str(exported)!r}).variants[0].entries))
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-from torch_webgpu_compile.capture.export.capture import CapturedFunction, capture_function
-from torch_webgpu_compile.capture.export.inputs import ExportInputs
-from torch_webgpu_compile.capture.export.names import Names, key_of
 from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
+from torch_webgpu_compile.exports.capture import CapturedFunction, capture_function
+from torch_webgpu_compile.exports.inputs import ExportInputs
+from torch_webgpu_compile.exports.names import Names, key_of
 
 
 def captured(function, *args, **keywords):

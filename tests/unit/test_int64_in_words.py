@@ -10,7 +10,7 @@ import torch
 from tests.compilations import compile_function
 from tests.gpu.test_missing_features import INTEGERS
 from tests.tint import tint
-from torch_webgpu_compile.web.targets import BROWSER
+from torch_webgpu_compile.bundle.targets import BROWSER
 
 
 @pytest.mark.parametrize("name", INTEGERS)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.compilations import compile_function
+from torch_webgpu_compile.bundle.targets import BROWSER
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulProblem, choose_matmul_tiling
 from torch_webgpu_compile.codegen.tilings.units import units_tilings
 from torch_webgpu_compile.symbolic.size_classes import size_class
 from torch_webgpu_compile.symbolic.sizes import as_expr, symbol, typical
 from torch_webgpu_compile.target import Target
-from torch_webgpu_compile.web.targets import BROWSER
 
 GPU = Target(max_workgroup_invocations=1024, max_workgroup_nbytes=49152)
 CONFIG = ("f16", "f32", 16, 16, 16)

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from torch_webgpu_compile.inspection import progress
+from torch_webgpu_compile import progress
 
 
 class _Terminal(io.StringIO):

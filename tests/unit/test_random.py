@@ -10,8 +10,8 @@ import torch
 from tests.harness import check
 from torch_webgpu_compile.callables.host_graph import HostGraph
 from torch_webgpu_compile.capture.decompositions import distributions, random
-from torch_webgpu_compile.device import generators
 from torch_webgpu_compile.lowering import random as _  # noqa: F401
+from torch_webgpu_compile.tensors import generators
 from torch_webgpu_compile.torch_ops import custom_ops
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.compilations import TARGET, compile_function
+from torch_webgpu_compile.bundle.targets import BROWSER
 from torch_webgpu_compile.codegen.tilings.contraction import problem_of
 from torch_webgpu_compile.errors import VerificationError
 from torch_webgpu_compile.ir.graph import AnchorGroup, PairGroup, SiblingGroup
 from torch_webgpu_compile.ir.verify_schedule import verify_schedule
-from torch_webgpu_compile.web.targets import BROWSER
 
 pytestmark = pytest.mark.rotates(3)
 

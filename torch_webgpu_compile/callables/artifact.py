@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from ..capture.graph.aot import unwrapped
 from ..compiler import Loops
-from ..device import devices
+from ..host_steps.host_calls import find_overload
 from ..ir.graph import LoopGraph
 from ..options import CompileOptions, resolve
 from ..plan import serialize
@@ -26,11 +26,11 @@ from ..plan.model import HostStep
 from ..plan.verify import verify_plan
 from ..runtime.device import Device, device_for
 from ..target import Target
+from ..tensors import devices
 from ..torch_private import BackendCacheArtifact, PrecompileContext
 from ..tuning.machines import measured_target
 from .compiled_graph import CompiledGraph, PlanAt
 from .device_graph import DeviceGraph
-from .host_calls import find_overload
 from .host_graph import HostGraph
 from .signature import Signature
 

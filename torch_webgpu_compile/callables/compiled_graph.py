@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..counters import counters
+from ..host_steps.device_calls import DeviceCalls
+from ..host_steps.host_calls import HostCalls
+from ..host_steps.plan_host import PlanHost
 from ..plan.lru_cache import LruCache
 from ..plan.model import Plan
 from ..runtime.composed import ComposedExecutor
 from ..runtime.device import Device
 from ..runtime.executor import Executor
-from .device_calls import DeviceCalls
-from .host_calls import HostCalls
-from .plan_host import PlanHost
 from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]

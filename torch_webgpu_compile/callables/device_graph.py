@@ -20,9 +20,6 @@ from torch import Tensor
 
 from ..captured import Phase
 from ..counters import counters
-from ..device import devices
-from ..device.generators import draw_seeds
-from ..device.tensors import storages
 from ..errors import SharedMemoryError
 from ..plan.lru_cache import max_resolved_sizes
 from ..plan.model import HostStep, view_at
@@ -35,6 +32,8 @@ from ..runtime.sections import Section
 from ..runtime.sized import MemoryPlace
 from ..symbolic.sizes import evaluate, may_overlap
 from ..target import BINDING_ALIGNMENT
+from ..tensors import devices, storages
+from ..tensors.generators import draw_seeds
 from .call_data import CallData
 from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .part_writes import write_part

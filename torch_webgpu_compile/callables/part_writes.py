@@ -21,9 +21,6 @@ from torch.fx import Graph, GraphModule
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph
 from ..counters import counters
-from ..device import devices
-from ..device.tensors.copying import is_here, to_host, write_on_host
-from ..device.tensors.storages import buffer_of, data_ptr, offset_at
 from ..errors import UnsupportedOp
 from ..options import resolve
 from ..plan.model import Dispatch, Plan
@@ -31,6 +28,9 @@ from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..symbolic.sizes import storage_span
 from ..target import BINDING_ALIGNMENT, binding_start
+from ..tensors import devices
+from ..tensors.copying import is_here, to_host, write_on_host
+from ..tensors.storages import buffer_of, data_ptr, offset_at
 from ..torch_private import ConstantSource, DimDynamic, FakeTensor, FakeTensorMode, ShapeEnv
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

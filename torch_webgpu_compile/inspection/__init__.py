@@ -1,1 +1,1 @@
-"""Compiler and GPU for a person: stages as text, reports, profiles, the doctor."""
+"""Compiler and GPU for a person: reports, profiles, the doctor."""

@@ -12,13 +12,13 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from ..device.tensors.deferred import settle
 from ..options import resolve
 from ..runtime import limits
 from ..runtime.device import Device, device_for, opened_devices
 from ..runtime.interface import Span
 from ..runtime.queue import Recording
 from ..symbolic.sizes import evaluate
+from ..tensors.deferred import settle
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch  # noqa: F401  (PyTorch first: the device is registered with it)
 
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.tensors import devices
 
 register()
 

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.gpu.device.processes import run
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.device import generator_devices
 from torch_webgpu_compile.device.eager.host import run_on_host
-from torch_webgpu_compile.device.generators import draw_seeds
+from torch_webgpu_compile.tensors import generator_devices
+from torch_webgpu_compile.tensors.generators import draw_seeds
 
 pytestmark = pytest.mark.rotates(9)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 # PyTorch's own calls give it that argument where there is CUDA.
 pytestmark = [

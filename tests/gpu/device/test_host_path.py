@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch_webgpu_compile.callables.device_graph import DeviceGraph
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.capture import refusals
-from torch_webgpu_compile.device.tensors import storages
+from torch_webgpu_compile.tensors import storages
 
 Call = Callable[[Tensor], Any]
 

@@ -11,7 +11,7 @@ import torch
 
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.backend import webgpu
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 transformers: Any = pytest.importorskip("transformers")
 

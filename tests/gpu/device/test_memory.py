@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torch_webgpu_compile import OutOfMemoryError
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 webgpu: Any = torch.webgpu  # type: ignore[attr-defined]
 MIB = 1 << 20

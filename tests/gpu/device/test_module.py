@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.errors import AdapterError
+from torch_webgpu_compile.tensors import devices
 
 webgpu: Any = torch.webgpu  # type: ignore[attr-defined]
 

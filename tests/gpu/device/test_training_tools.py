@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.gpu.device.processes import ROOT, run_python
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 accelerate = pytest.importorskip("accelerate")
 

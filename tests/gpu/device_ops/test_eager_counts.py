@@ -15,7 +15,7 @@ import pytest
 
 from tests.eager_counts import OF_LENGTH, ROWS
 from tests.gpu.device.processes import run_python
-from torch_webgpu_compile.device import devices
+from torch_webgpu_compile.tensors import devices
 
 SHARES = 8
 

@@ -9,7 +9,7 @@ from tests.compilations import compile_function
 from tests.device_checks import compare_eager_and_compiled
 from tests.tint import tint
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.web.targets import BROWSER
+from torch_webgpu_compile.bundle.targets import BROWSER
 
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool),

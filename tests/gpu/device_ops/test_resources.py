@@ -12,9 +12,8 @@ from torch import nn
 
 from tests.device_checks import DEVICE, compare
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.device import devices
 from torch_webgpu_compile.device.eager import dispatch
-from torch_webgpu_compile.device.tensors import storages
+from torch_webgpu_compile.tensors import devices, storages
 
 pytestmark = pytest.mark.rotates(9)
 

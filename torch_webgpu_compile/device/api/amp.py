@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ... import patches
+from ...tensors import devices
 from ...torch_private import DispatchKey, DispatchKeySet, OpOverload, _ExcludeDispatchKeyGuard
-from .. import devices
 from ..registration import new_library, untraced
 from . import autocast_rules as rules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import devices
+from ...tensors import devices
 
 __all__ = ["is_available", "is_built"]
 

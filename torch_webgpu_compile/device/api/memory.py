@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import human_bytes
-from .. import devices
-from ..tensors.deferred import settle
+from ...tensors import devices
+from ...tensors.deferred import settle
 from . import refused
 from .properties import available_host_memory, get_device_properties
 from .snapshots import _dump_snapshot, _record_memory_history, _snapshot, memory_snapshot

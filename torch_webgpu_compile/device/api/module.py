@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import devices
-from .. import generators as random
+from ...tensors import devices
+from ...tensors import generators as random
 from ..registration import untraced
 from . import amp, backend_module, memory, properties, refused, streams, waits
 from .storage_types import storage_type
@@ -139,7 +139,7 @@ def reset_device(device: _Device = None) -> None:
     """
     # Not at the top: `import torch` imports this file.
     from ...callables import part_writes, static_copies
-    from ..tensors import storages
+    from ...tensors import storages
 
     index = devices.resolve_index(device)
     lost = devices.take_lost(index)

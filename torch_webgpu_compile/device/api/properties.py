@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 
 __all__ = [
     "DeviceProperties",

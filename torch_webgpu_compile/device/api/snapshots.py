@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import devices
-from ..tensors.deferred import settle
+from ...tensors import devices
+from ...tensors.deferred import settle
 
 if TYPE_CHECKING:
     from ...runtime.allocation_history import AllocationEvent, Frame

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ...tensors import devices
+from ...tensors.deferred import settle
 from ...torch_private import DeviceType
-from .. import devices
-from ..tensors.deferred import settle
 
 __all__ = [
     "Event",

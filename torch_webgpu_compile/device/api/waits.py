@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from .. import devices
+from ...tensors import devices
 
 __all__ = [
     "get_sync_debug_mode",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ... import progress
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
 from ...capture.eager.arguments import number_dtype
@@ -30,7 +31,6 @@ from ...captured import CapturedGraph, Phase
 from ...compiler import compile_graph, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
-from ...inspection import progress
 from ...ir.lanes import Lanes
 from ...plan.lru_cache import LruCache
 from ...plan.model import Plan, PlanBuffer, PlanOutput
@@ -38,10 +38,10 @@ from ...plan.placing import Placed, place
 from ...plan.verify import verify_plan
 from ...runtime.device import Device
 from ...symbolic.sizes import as_expr, storage_span
+from ...tensors import devices
+from ...tensors.determinism import switched
 from ...torch_ops.dtypes import dtype_of
 from ...torch_private import tree_structure
-from .. import devices
-from ..determinism import switched
 from .compiled_op import CompiledOp, eager_options
 
 _MOST_FORMS = 256

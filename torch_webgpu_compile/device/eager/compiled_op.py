@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor
 
+from ... import progress
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, SignatureVariant
 from ...capture.eager.arguments import groups_of_equals
@@ -28,17 +29,16 @@ from ...capture.eager.capture import capture_call
 from ...compiler import compile_graph, loops_of, native_operators
 from ...counters import counters
 from ...errors import UnsupportedOp
-from ...inspection import progress
 from ...options import CompileOptions, resolve
 from ...runtime.buffers import AnyBuffer
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
+from ...tensors import devices
+from ...tensors.aliasing import check_resized, sharing
+from ...tensors.determinism import is_on, switched
+from ...tensors.generators import draw_seeds
+from ...tensors.storages import data_ptr
 from ...torch_private import OpOverload, TreeSpec, tree_leaves, tree_unflatten
-from .. import devices
-from ..determinism import is_on, switched
-from ..generators import draw_seeds
-from ..tensors.aliasing import check_resized, sharing
-from ..tensors.storages import data_ptr
 from . import outputs
 
 aten = torch.ops.aten

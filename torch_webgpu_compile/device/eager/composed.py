@@ -14,6 +14,7 @@ from ...capture.attention import operators
 from ...capture.decompositions import products
 from ...capture.decompositions.ctc import of_lists
 from ...capture.refusals import refusal
+from ...tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from ...torch_private import (
     OpOverload,
     _dispatch_get_all_op_names,
@@ -27,7 +28,6 @@ from ...torch_private import (
     _SDPBackend,
     forward_ad,
 )
-from ..tensors.storages import FEWEST_OF_MANY, data_ptr, new_tensor, storage_address
 from . import lists
 from .dispatch import PLAIN_TENSORS, PROPERTIES, run
 

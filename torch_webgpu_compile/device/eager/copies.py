@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...tensors.aliasing import check_copy
+from ...tensors.copying import copy_between_devices, copy_bytes, is_here, to_device, to_host
+from ...tensors.devices import index_of
+from ...tensors.storages import CPU_KEYS, new_storage, new_tensor
 from ...torch_private import _neg_view
-from ..devices import index_of
-from ..tensors.aliasing import check_copy
-from ..tensors.copying import copy_between_devices, copy_bytes, is_here, to_device, to_host
-from ..tensors.storages import CPU_KEYS, new_storage, new_tensor
 from .dispatch import run
 
 _parameters: Any = torch.nn.parameter

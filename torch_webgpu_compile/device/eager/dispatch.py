@@ -22,6 +22,8 @@ from ...capture.eager.capture import rule_for_host
 from ...capture.refusals import INSTEAD, refusal
 from ...errors import AdapterError, DeviceError, OutOfMemoryError, ShaderError, UnsupportedOp
 from ...target import BINDING_ALIGNMENT
+from ...tensors import aliasing, determinism
+from ...tensors.storages import FEWEST_OF_MANY, data_ptr
 from ...torch_ops.foreign import NO_IMPLEMENTATION, is_foreign
 from ...torch_ops.names import dispatch_name
 from ...torch_ops.written import WITHOUT_HOST
@@ -35,9 +37,6 @@ from ...torch_private import (
     tree_structure,
     tree_unflatten,
 )
-from .. import determinism
-from ..tensors import aliasing
-from ..tensors.storages import FEWEST_OF_MANY, data_ptr
 from . import outputs
 from .compiled_op import CompiledOp, KnownCall, Placement, compile_op
 from .host import report, run_on_host

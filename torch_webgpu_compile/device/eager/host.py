@@ -15,6 +15,11 @@ from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
 from ...options import resolve
+from ...tensors import devices, sparse
+from ...tensors.aliasing import by_schema, may_overlap_itself
+from ...tensors.copying import from_host, is_here, to_host, write_on_host
+from ...tensors.generators import on_host
+from ...tensors.storages import data_ptr, is_dense, new_tensor, storage_address
 from ...torch_private import (
     Generator,
     OpOverload,
@@ -24,12 +29,6 @@ from ...torch_private import (
     tree_leaves,
     tree_map,
 )
-from .. import devices
-from ..generators import on_host
-from ..tensors import sparse
-from ..tensors.aliasing import by_schema, may_overlap_itself
-from ..tensors.copying import from_host, is_here, to_host, write_on_host
-from ..tensors.storages import data_ptr, is_dense, new_tensor, storage_address
 from .outputs import to_meta
 
 _CPU = torch.device("cpu")

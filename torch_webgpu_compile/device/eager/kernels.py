@@ -13,14 +13,14 @@ from ... import patches
 from ...capture.decompositions import distributions, factorizations, products
 from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
+from ...tensors import factories
+from ...tensors.deferred import settle
 from ...torch_private import (
     OpOverload,
     _dispatch_get_all_op_names,
     _dispatch_has_kernel_for_dispatch_key,
 )
 from ..registration import new_library, untraced
-from ..tensors import factories
-from ..tensors.deferred import settle
 from . import (
     composed,
     copies,

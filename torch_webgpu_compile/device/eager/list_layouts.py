@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...runtime.buffers import AnyBuffer
+from ...tensors import storages
 from ...torch_private import TensorBase
-from ..tensors import storages
 
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]

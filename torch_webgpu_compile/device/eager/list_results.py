@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
+from ...tensors import storages
 from ...torch_private import _storage_Use_Count, _use_count
-from ..tensors import storages
 from .list_layouts import Description, KnownList
 
 _none_yet = EmptiedBuffer(

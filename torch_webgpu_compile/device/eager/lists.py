@@ -30,6 +30,9 @@ from torch import Tensor
 from ...capture.eager.calls import TensorSpec
 from ...capture.eager.sequence import Leaf, Made, SequenceCall
 from ...errors import UnsupportedOp
+from ...tensors import storages
+from ...tensors.aliasing import overlaps_itself, written_by
+from ...tensors.deferred import defer, settle
 from ...torch_private import (
     DispatchKey,
     DispatchKeySet,
@@ -41,9 +44,6 @@ from ...torch_private import (
     tree_map,
     tree_map_only,
 )
-from ..tensors import storages
-from ..tensors.aliasing import overlaps_itself, written_by
-from ..tensors.deferred import defer, settle
 from . import dispatch, outputs, steps
 from .compiled_lists import compile_lists
 from .compiled_op import CompiledOp, KnownCall, specs_of

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...capture.decompositions.table import OWN
 from ...capture.eager.arguments import with_tensors
+from ...tensors import aliasing
+from ...tensors.factories import contiguous_strides
 from ...torch_private import OpOverload, tree_leaves, tree_map
-from ..tensors import aliasing
-from ..tensors.factories import contiguous_strides
 
 _RESIZED = (
     "An output with one or more elements was resized since it had shape {}, which does not match "

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ... import fallbacks
 from ...options import resolve
+from ...tensors import sparse
+from ...tensors.copying import is_here
 from ...torch_private import (
     DispatchKey,
     OpOverload,
@@ -18,8 +20,6 @@ from ...torch_private import (
     tree_leaves,
 )
 from ..registration import new_library, untraced
-from ..tensors import sparse
-from ..tensors.copying import is_here
 from .host import run_on_host
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 from ..registration import untraced
 
 

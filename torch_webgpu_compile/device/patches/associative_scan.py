@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

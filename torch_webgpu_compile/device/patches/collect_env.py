@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

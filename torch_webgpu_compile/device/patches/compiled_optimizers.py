@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 _empty = torch.ops.aten.empty.memory_format

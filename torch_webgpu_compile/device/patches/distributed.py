@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...tensors.copying import from_host, is_here
 from ..registration import new_library, untraced
-from ..tensors.copying import from_host, is_here
 
 _Copies = list[tuple[Tensor, Tensor]]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 
@@ -40,7 +40,7 @@ def from_dlpack(make: Any, capsule: Any) -> Tensor:
 def _in_its_storage(tensor: Tensor) -> Tensor:
     """The same elements as a tensor over the storage that they were made in."""
     # Not at the top: `import torch` does this.
-    from ..tensors.storages import memory_in, slots_of, tensor_at
+    from ...tensors.storages import memory_in, slots_of, tensor_at
 
     address = tensor.data_ptr()
     (memory,) = memory_in(slots_of([address]))

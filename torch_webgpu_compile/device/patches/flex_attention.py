@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

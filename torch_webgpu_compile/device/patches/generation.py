@@ -35,9 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import devices, generators
+from ...tensors import devices, generators
+from ...tensors.copying import start_to_host
 from ..import_hooks import after_import
-from ..tensors.copying import start_to_host
 
 # Of `DeferredStopCheck`.
 _PARAMETERS = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import devices, generators
+from ...tensors import devices, generators
 
 _PyTorchs: Any = torch.Generator
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 from ..registration import untraced
 from . import accelerator
 

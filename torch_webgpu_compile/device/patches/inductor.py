@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import UnsupportedOp
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import after_import, around
 from .accelerator import is_wanted
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import around
 
 

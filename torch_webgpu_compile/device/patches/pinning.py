@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import devices
+from ...tensors import devices
 from ..registration import new_library, untraced
 from . import accelerator
 

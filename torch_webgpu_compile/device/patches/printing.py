@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...tensors.copying import is_here
 from ..import_hooks import around
-from ..tensors.copying import is_here
 
 
 @around("torch._tensor_str:_tensor_str")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from .. import devices, generators
+from ...tensors import devices, generators
 from ..import_hooks import around
 
 _LIGHTNING_KEY = f"torch.{devices.NAME}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import after_import
 
 _PACKAGE = "safetensors"

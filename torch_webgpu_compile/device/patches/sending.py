@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 
 CANNOT_SEND = (
     "webgpu tensors cannot be sent to another process, as WebGPU does not share GPU memory: send "

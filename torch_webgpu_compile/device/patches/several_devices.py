@@ -21,7 +21,7 @@ import torch
 from torch.autograd import Variable
 from torch.utils import _device
 
-from .. import devices
+from ...tensors import devices
 
 
 def install() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import devices
+from ...tensors import devices
 from .sending import CANNOT_SEND
 
 Storage: Any = torch.UntypedStorage  # its methods have no types
@@ -50,7 +50,7 @@ def _guarded(original: Callable[..., Any], method: Callable[..., Any]) -> Callab
 
 def _make(device: torch.device, content: Any = 0) -> Any:
     """A storage of ``content`` bytes, or with a sequence of bytes as its contents."""
-    from ..tensors.storages import new_storage  # not at the top: `import torch` imports this
+    from ...tensors.storages import new_storage  # not at the top: `import torch` imports this
 
     index = devices.index_of(device)
     if isinstance(content, int):
@@ -77,14 +77,14 @@ def _refuse(reason: str, error: type[Exception] = NotImplementedError) -> Callab
 
 
 def _resize(storage: Any, nbytes: Any) -> Any:
-    from ..tensors.storages import resize
+    from ...tensors.storages import resize
 
     resize(storage, int(nbytes))
     return storage
 
 
 def _nbytes(storage: Any) -> int:
-    from ..tensors.storages import nbytes_of
+    from ...tensors.storages import nbytes_of
 
     return nbytes_of(storage)
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .. import devices
+from ...tensors import devices
 from ..import_hooks import after_import, around
 
 aten = torch.ops.aten

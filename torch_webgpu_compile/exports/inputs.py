@@ -12,8 +12,8 @@ import torch
 from sympy import Symbol  # type: ignore[import-untyped]
 from torch.export import Dim
 
-from ...errors import UnsupportedOp
-from ...torch_private import (
+from ..errors import UnsupportedOp
+from ..torch_private import (
     ConstantSource,
     DimDynamic,
     FakeTensor,

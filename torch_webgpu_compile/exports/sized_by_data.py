@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_private import OpOverload, _check, tree_map_only
-from ..control_flow.choices import CHOICES, Choice
+from ..capture.control_flow.choices import CHOICES, Choice
+from ..torch_private import OpOverload, _check, tree_map_only
 
 aten = torch.ops.aten
 

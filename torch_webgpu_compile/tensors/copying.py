@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...counters import counters
-from ...symbolic.sizes import storage_span
-from ...torch_private import _neg_view
-from .. import devices
-from . import storages
+from ..counters import counters
+from ..symbolic.sizes import storage_span
+from ..torch_private import _neg_view
+from . import devices, storages
 from .storages import data_ptr, fills_storage, is_dense, offset_at
 
 # A kernel's conversions between these are the host's, bit for bit but for NaN.

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from ..counters import counters
-from ..device import devices
-from ..device.tensors import storages
 from ..dtypes import DType
 from ..errors import DeviceError
 from ..plan.model import HostStep, Plan
@@ -19,6 +17,7 @@ from ..runtime.composed import GpuTensor, Value
 from ..runtime.device import Device
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import may_overlap, storage_span
+from ..tensors import devices, storages
 from ..torch_ops.dtypes import dtype_of, torch_dtype
 from .device_calls import DeviceCalls
 from .host_calls import HostCalls, called, is_collective

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_private import (
+from ..torch_private import (
     DisableTorchFunction,
     DispatchKey,
     DispatchKeySet,
     _DisableTorchDispatch,
     _make_wrapper_subclass,
 )
-from .. import devices
+from . import devices
 
 _CPU = DispatchKeySet(DispatchKey.CPU)
 

@@ -3,9 +3,9 @@
 ``torch.use_deterministic_algorithms(True)`` asks for the same bits in every run. Dynamo's guards
 know the switch, so that a function is traced again after a change, and AOTAutograd raises where it
 was set between a forward graph and its backward. Single operators have no guards: where it makes a
-difference they are an `eager.compiled_op.SwitchedGraph`. Nothing here raises because of it, so that
-``warn_only`` has nothing to warn of: operators have repeatable kernels, or run on the host, where
-PyTorch's checks apply.
+difference they are a `SwitchedGraph` of `device.eager.compiled_op`. Nothing here raises because of
+it, so that ``warn_only`` has nothing to warn of: operators have repeatable kernels, or run on the
+host, where PyTorch's checks apply.
 """
 
 from __future__ import annotations

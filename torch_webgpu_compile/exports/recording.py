@@ -23,9 +23,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ...captured import user_source
-from ...errors import UnsupportedOp
-from ...torch_private import (
+from ..capture.graph.patterns import REWRITES
+from ..capture.patches import compiling_flag
+from ..capture.refusals import refusal
+from ..capture.tracing import Rules
+from ..captured import user_source
+from ..errors import UnsupportedOp
+from ..torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -40,11 +44,7 @@ from ...torch_private import (
     enable_python_dispatcher,
     tree_map_only,
 )
-from ...torch_private import shapes_config as symbolic_config
-from ..graph.patterns import REWRITES
-from ..patches import compiling_flag
-from ..refusals import refusal
-from ..tracing import Rules
+from ..torch_private import shapes_config as symbolic_config
 from .inputs import ExportInputs
 from .names import Key, Names, key_of
 from .steps import StepRecorder, Steps, is_own

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.buffers import round_up
-from ...symbolic.sizes import storage_span
-from ...torch_private import (
+from ..runtime.buffers import round_up
+from ..symbolic.sizes import storage_span
+from ..torch_private import (
     _disable_current_modes,
     _dispatch_has_kernel_for_dispatch_key,
     _len_torch_dispatch_stack,
     _storage_Use_Count,
 )
-from .. import determinism, devices
+from . import determinism, devices
 from .deferred import settle
 from .storages import CPU_KEYS, buffer_of, given_strides, new_storage, new_tensor
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..device import devices
-from ..device.tensors import storages
 from ..errors import DeviceError
 from ..plan.model import HostStep, Plan, view_at
 from ..runtime.buffers import AnyBuffer, round_up
 from ..runtime.device import Device
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import storage_span
+from ..tensors import devices, storages
 from ..torch_ops.dtypes import torch_dtype
 from .host_calls import call_overload, check_result, laid_out
 

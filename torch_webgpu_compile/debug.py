@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..ir.nodes import HostCall
-from ..ir.text import format_node
-from ..options import DEBUG_STAGES, CompileOptions
-from ..plan import serialize
-from ..plan.model import (
+from .ir.nodes import HostCall
+from .ir.text import format_node
+from .options import DEBUG_STAGES, CompileOptions
+from .plan import serialize
+from .plan.model import (
     Branch,
     CopyBuffer,
     Dispatch,

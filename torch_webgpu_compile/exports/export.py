@@ -13,10 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..bundle.files import BundleWriter, TensorBytes
+from ..bundle.manifest import (
+    CHUNK_NBYTES,
+    FORMAT,
+    VERSION,
+    Argument,
+    Entry,
+    Manifest,
+    Result,
+    Size,
+    State,
+    Variant,
+)
+from ..bundle.manifest import Tensor as TensorSpec
+from ..bundle.targets import knows, needed_limits, target_of
 from ..capture.control_flow.numbers import size_of
-from ..capture.export.capture import CapturedFunction, capture_function
-from ..capture.export.inputs import ExportInputs, largest
-from ..capture.export.names import Key, Names, key_of
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph, host_numbers, native_operators
 from ..dtypes import DType
@@ -29,21 +41,9 @@ from ..plan.verify import verify_plan
 from ..symbolic.sizes import INT32, ZERO, as_symbol, evaluate
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
-from .files import BundleWriter, TensorBytes
-from .manifest import (
-    CHUNK_NBYTES,
-    FORMAT,
-    VERSION,
-    Argument,
-    Entry,
-    Manifest,
-    Result,
-    Size,
-    State,
-    Variant,
-)
-from .manifest import Tensor as TensorSpec
-from .targets import knows, needed_limits, target_of
+from .capture import CapturedFunction, capture_function
+from .inputs import ExportInputs, largest
+from .names import Key, Names, key_of
 
 
 @dataclass(frozen=True)

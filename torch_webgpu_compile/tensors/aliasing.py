@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...symbolic.sizes import may_overlap, storage_span
-from ...torch_private import OpOverload, tree_leaves
+from ..symbolic.sizes import may_overlap, storage_span
+from ..torch_private import OpOverload, tree_leaves
 from .storages import data_ptr, is_dense, starts_of, storage_address
 
 # Writing the same value twice, or a warning only (ATen: TensorIterator's check is off).

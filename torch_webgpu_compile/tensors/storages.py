@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import DeviceError
-from ...runtime.buffers import AnyBuffer, EmptiedBuffer, LostBuffer
-from ...runtime.device import Device, GpuBuffer
-from ...target import BINDING_ALIGNMENT
-from ...torch_private import (
+from ..errors import DeviceError
+from ..runtime.buffers import AnyBuffer, EmptiedBuffer, LostBuffer
+from ..runtime.device import Device, GpuBuffer
+from ..target import BINDING_ALIGNMENT
+from ..torch_private import (
     DispatchKey,
     DispatchKeySet,
     StorageBase,
@@ -31,7 +31,7 @@ from ...torch_private import (
     TensorGuards,
     _construct_storage_from_data_pointer,
 )
-from .. import devices
+from . import devices
 from .deferred import settle
 from .templates import Templates
 

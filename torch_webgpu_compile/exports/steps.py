@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from ...captured import LIBRARIES
-from ...errors import UnsupportedOp
-from ...torch_ops.assertions import ASSERTIONS
-from ...torch_private import (
+from ..capture.control_flow.numbers import expressions_in
+from ..capture.control_flow.rules import RULES, NotInlined
+from ..capture.tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
+from ..captured import LIBRARIES
+from ..errors import UnsupportedOp
+from ..torch_ops.assertions import ASSERTIONS
+from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -32,9 +35,6 @@ from ...torch_private import (
     tree_map_only,
     tree_unflatten,
 )
-from ..control_flow.numbers import expressions_in
-from ..control_flow.rules import RULES, NotInlined
-from ..tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
 from .functions import PythonFunctions
 from .sized_by_data import SIZED_BY_DATA
 

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ...captured import CapturedGraph, Phase
-from ...errors import UnsupportedOp
-from ...fallbacks import on_fallback
-from ...plan.model import Plan
-from ...torch_private import (
+from ..capture.control_flow.parts import HostNumbers
+from ..capture.decompositions import symbolic_numbers
+from ..capture.decompositions.table import decompositions
+from ..capture.graph import passes
+from ..capture.graph.composing import Composer, PlanMaker, with_calls
+from ..capture.graph.passes import CALL, Draft, State
+from ..capture.tracing import Rules, Traced, clean_dispatch, run_functional
+from ..captured import CapturedGraph, Phase
+from ..errors import UnsupportedOp
+from ..fallbacks import on_fallback
+from ..plan.model import Plan
+from ..torch_private import (
     FakeTensor,
     OpOverload,
     tree_flatten_with_path,
     tree_map_only,
     tree_unflatten,
 )
-from ..control_flow.parts import HostNumbers
-from ..decompositions import symbolic_numbers
-from ..decompositions.table import decompositions
-from ..graph import passes
-from ..graph.composing import Composer, PlanMaker, with_calls
-from ..graph.passes import CALL, Draft, State
-from ..tracing import Rules, Traced, clean_dispatch, run_functional
 from .inputs import Dimension, ExportInputs, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from ...torch_private import FakeTensorMode, tree_flatten, tree_unflatten
-from ..control_flow.rules import Function, traced_alone
-from ..tracing import Rules, Traced
+from ..capture.control_flow.rules import Function, traced_alone
+from ..capture.tracing import Rules, Traced
+from ..torch_private import FakeTensorMode, tree_flatten, tree_unflatten
 
 
 class PythonFunctions:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...torch_private import is_traceable_wrapper_subclass
-from ...web.manifest import Kind
+from ..bundle.manifest import Kind
+from ..torch_private import is_traceable_wrapper_subclass
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 

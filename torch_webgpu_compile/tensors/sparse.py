@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_private import DispatchKey, DispatchKeySet
-from .. import devices
+from ..torch_private import DispatchKey, DispatchKeySet
+from . import devices
 from .copying import from_host
 from .copying import to_host as dense_to_host
 
