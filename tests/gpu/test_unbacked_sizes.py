@@ -358,8 +358,15 @@ def of_chosen(x: Tensor) -> Any:
     return a, a[1:]
 
 
+def of_a_slice(x: Tensor) -> Any:
+    a = x * 2
+    return a, a[(x > 0).sum().item() :]  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
-@pytest.mark.parametrize("function", [of_zeros, of_a_copy, of_transposed_zeros, of_chosen])
+@pytest.mark.parametrize(
+    "function", [of_zeros, of_a_copy, of_transposed_zeros, of_chosen, of_a_slice]
+)
 def test_outputs_share_memory(function: Function, device: str) -> None:
     got, wanted = torch.compile(function, backend="webgpu")(on(device, some(3))), function(some(3))
     for results in (got, wanted):

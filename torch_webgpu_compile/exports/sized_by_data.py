@@ -48,8 +48,7 @@ def _chosen(build: Callable[..., Choice | None], *args: Any, **kwargs: Any) -> A
     choice = build(_Around(), *given, **kwargs)
     if choice is None:
         return NotImplemented
-    count: Any = choice.count
-    size = count.meta["val"].item() if isinstance(count, _Made) else count
+    size = choice.count.meta["val"].item()  # type: ignore[union-attr]
     _check(size >= 0)  # type: ignore[no-untyped-call]
     if choice.refusal:
         aten._assert_scalar.default(size >= 0, choice.refusal)
@@ -85,10 +84,11 @@ def _unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> 
     return aten._unique2.default(self, sorted, return_inverse)[:2]
 
 
+_VIEWS = (aten.slice.Tensor,)  # may be written before the capture is functional
 _PUTS = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 SIZED_BY_DATA: Mapping[OpOverload, Callable[..., Any]] = {
-    **{operation: partial(_chosen, build) for operation, build in CHOICES.items()},
+    **{op: partial(_chosen, build) for op, build in CHOICES.items() if op not in _VIEWS},
     **{operation: partial(_put, operation) for operation in _PUTS},
     aten.index.Tensor: _index,
     aten._unique.default: _unique,

@@ -170,12 +170,16 @@ def _slice(
     fake = _fake(tensor)
     size = fake.shape[dim]
     start, end = (b.meta["val"] if isinstance(b, Node) else b for b in (start, end))
-    if not any(isinstance(b, torch.SymInt) and free_unbacked_symbols(b) for b in (start, end)):
+    bounds = [b for b in (start, end, size) if isinstance(b, torch.SymInt)]
+    if not any(map(free_unbacked_symbols, bounds)):
         return None
 
     def bound(given: Any, default: Any) -> Any:
         place = default if given is None else given
-        place = sym_ite(place < 0, place + size, place)
+        if isinstance(place, int):
+            place = place + size if place < 0 else place
+        else:
+            place = sym_ite(place < 0, place + size, place)
         return sym_min(sym_max(place, 0), size)
 
     first = bound(start, 0)

@@ -284,7 +284,9 @@ class _Division:
         if target is with_effects:
             _, target, *rest = args
             args = tuple(rest)
-        if target in CHOICES and self._choose(node, CHOICES[target](self, *args, **node.kwargs)):
+        choice = CHOICES[target](self, *args, **node.kwargs) if target in CHOICES else None
+        is_seen = _is_view(node) and _is_returned(node)  # whose memory it has
+        if not is_seen and self._choose(node, choice):
             return
         build = _STEPS.get(target)
         if build is not None:
@@ -297,11 +299,15 @@ class _Division:
         self._close()
         self._steps.append(step)
         self._take_sizes(node)
+        if choice is not None:
+            self._take_offset(node, choice)
 
     def _choose(self, node: Node, choice: Choice | None) -> bool:
         """Puts a choice in the place of a call, which is none; whether there is one."""
+        if choice is None:
+            return False
         (unknown, *others) = unbacked_in(node.meta["val"])
-        if choice is None or others:
+        if others:
             return False
         sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
         size = next(n for n in sizes if str(n) == unknown)
@@ -319,14 +325,18 @@ class _Division:
         step = ReadNumber(count, unknown) if is_read else Compute(unknown, symbol(count))
         self._steps.append(step)
         self._known.add(unknown)
-        offset = node.meta["val"].storage_offset() if choice.offset is not None else None
-        if isinstance(offset, torch.SymInt):
-            self._steps.append(Compute(str(offset), symbol(self._value(choice.offset))))
-            self._known.add(str(offset))
+        self._take_offset(node, choice)
         if choice.refusal:
             self._steps.append(Check(self._value(size >= 0), choice.refusal))
         self._pending = after
         return True
+
+    def _take_offset(self, node: Node, choice: Choice) -> None:
+        """Names where a view is in its memory."""
+        offset = None if choice.offset is None else node.meta["val"].storage_offset()
+        if isinstance(offset, torch.SymInt):
+            self._steps.append(Compute(str(offset), symbol(self._value(choice.offset))))
+            self._known.add(str(offset))
 
     def _at_start(self, node: Node) -> Any:
         """A call's fake result where it begins in its memory if it is not a view."""
@@ -549,6 +559,19 @@ class _Division:
 
 
 # ---- steps for PyTorch's operators
+
+
+def _is_view(node: Node) -> bool:
+    """Whether an operator's result shares memory with its argument."""
+    target = node.target
+    return isinstance(target, OpOverload) and target.is_view
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether a graph returns a result, or a view of it: then callers see whose memory it has."""
+    return any(
+        user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users
+    )
 
 
 def _cond(
