@@ -28,7 +28,7 @@ from torch import Tensor
 from ..counters import counters
 from ..errors import DeviceError
 from ..runtime.device import Device, GpuBuffer, unless_held
-from ..symbolic.sizes import storage_span
+from ..symbolic.sizes import are_alike, storage_span
 from ..torch_private import TensorBase, is_traceable_wrapper_subclass
 from . import fingerprints
 
@@ -39,12 +39,8 @@ _storage_of: Callable[[Tensor], torch.UntypedStorage] = TensorBase.untyped_stora
 
 def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether ``tensor`` has these strides where they matter (sizes other than 1)."""
-    own, sizes = tensor.stride(), tensor.shape
-    return (
-        own == strides
-        or 0 in sizes
-        or all(a == b or n == 1 for n, a, b in zip(sizes, own, strides, strict=True))
-    )
+    own = tensor.stride()
+    return own == strides or are_alike(tensor.shape, own, strides)
 
 
 def with_layout(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

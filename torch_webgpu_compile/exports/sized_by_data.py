@@ -84,11 +84,11 @@ def _unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> 
     return aten._unique2.default(self, sorted, return_inverse)[:2]
 
 
-_VIEWS = (aten.slice.Tensor,)  # may be written before the capture is functional
 _PUTS = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 SIZED_BY_DATA: Mapping[OpOverload, Callable[..., Any]] = {
-    **{op: partial(_chosen, build) for op, build in CHOICES.items() if op not in _VIEWS},
+    # A view may be written before the capture is functional.
+    **{op: partial(_chosen, build) for op, build in CHOICES.items() if not op.is_view},
     **{operation: partial(_put, operation) for operation in _PUTS},
     aten.index.Tensor: _index,
     aten._unique.default: _unique,

@@ -9,6 +9,7 @@ that tensors have in the call. Steps record commands; only those that read a num
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ from ..plan.model import (
 )
 from ..plan.numbers import python_number
 from ..plan.size_sources import SizeSource, size_sources
-from ..symbolic.sizes import evaluate, storage_span
+from ..symbolic.sizes import are_alike, evaluate, storage_span
 from ..target import BINDING_ALIGNMENT
 from .buffers import AnyBuffer, BufferSlice, GpuBuffer, round_up
 from .device import Device
@@ -161,7 +162,7 @@ class ComposedExecutor:
             elif id(value.memory) not in own:
                 continue
             if id(value.memory) in own or loans[id(value.memory)] > 1:
-                results[k] = self._copied(value)
+                results[k] = _copied(self.device, value)
         return results
 
     def run(self, arguments: Sequence[Value]) -> list[Value]:
@@ -217,15 +218,15 @@ class ComposedExecutor:
             memory = arguments[k].memory
             others = [v for v in values.values() if isinstance(v, GpuTensor) and v.memory is memory]
             if len(others) > 1:  # it has other names, by which its old contents are known
-                arguments[k] = self._copied(arguments[k])
+                arguments[k] = _copied(self.device, arguments[k])
         return part.run(arguments)
 
     def _loop(self, step: Loop, values: Mapping[str, Any]) -> list[Value]:
         carried = [values[name] for name in step.carried]
         others = [values[name] for name in step.others]
         body = self._parts[step.body]
-        turn, most = 0, -1 if step.count is None else int(values[step.count])
-        while turn != most:
+        turn, most = 0, math.inf if step.count is None else values[step.count]
+        while turn < most:
             if step.condition is not None:
                 (holds,) = self._parts[step.condition].run([*carried, *others])
                 if not self._number(holds):
@@ -263,12 +264,9 @@ class ComposedExecutor:
             data = np.asarray(numbers, np.float64).astype(np.float32).tobytes()
         return GpuTensor(self.device.upload_new(data), float32, (len(numbers),), (1,))
 
-    def _copied(self, tensor: GpuTensor) -> GpuTensor:
-        """The same in memory of its own."""
-        return _copied(self.device, tensor)
-
 
 def _copied(device: Device, tensor: GpuTensor) -> GpuTensor:
+    """The same in memory of its own."""
     end = tensor.offset_nbytes + tensor.span
     memory = device.allocate(end)
     if tensor.span:
@@ -445,7 +443,9 @@ class _PlainPart:
 
     def _placed(self, tensor: GpuTensor, entry: _Input) -> AnyBuffer:
         """The memory of an argument from its first element on, laid out as the plan expects it."""
-        if tensor.dtype is not entry.dtype or not _is_laid_out(tensor, entry.strides):
+        if tensor.dtype is not entry.dtype or not are_alike(
+            tensor.shape, tensor.strides, entry.strides
+        ):
             return self._host.laid_out(tensor, entry.dtype, entry.strides).memory
         start = tensor.offset_nbytes
         if not start:
@@ -511,11 +511,3 @@ class _PlainPart:
 
         outputs = tuple(map(output, plan.outputs))
         return _Resolved(launcher, tuple(inputs), tuple(new), outputs)
-
-
-def _is_laid_out(tensor: GpuTensor, strides: tuple[int, ...]) -> bool:
-    """Whether a tensor has these strides where they matter."""
-    if tensor.strides == strides or 0 in tensor.shape:
-        return True
-    pairs = zip(tensor.shape, tensor.strides, strides, strict=True)
-    return all(n == 1 or a == b for n, a, b in pairs)

@@ -255,6 +255,12 @@ def storage_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum([(n - 1) * s for n, s in zip(sizes, strides, strict=True)])
 
 
+def are_alike(sizes: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether strides are the same where they matter: not of sizes of 1, or without elements."""
+    pairs = zip(sizes, one, other, strict=True)
+    return one == other or 0 in sizes or all(n == 1 or a == b for n, a, b in pairs)
+
+
 def contiguous_strides(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
     """Row-major strides, in elements."""
     strides: list[Expr] = []

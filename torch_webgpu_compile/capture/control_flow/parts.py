@@ -21,12 +21,10 @@ from torch.fx import Graph, GraphModule, Node
 from ...captured import user_source
 from ...errors import UnsupportedOp
 from ...plan.model import (
-    Branch,
     Check,
     Compute,
     Floats,
     HostStep,
-    Loop,
     Plan,
     PlanBuffer,
     PlanInput,
@@ -48,7 +46,6 @@ from ...torch_private import (
     tree_map_only,
 )
 from ..fx_graphs import attribute_of, fake_mode_of
-from . import turns
 from .calls import (
     READS,
     acts,
@@ -62,11 +59,10 @@ from .calls import (
 )
 from .choices import CHOICES, Choice
 from .numbers import expressions_in, number_of, size_of, symbols_of, take_numbers
-from .turns import Turns
+from .steps import STEPS
 
 aten = torch.ops.aten
-higher_order = torch.ops.higher_order
-with_effects = higher_order.with_effects
+with_effects = torch.ops.higher_order.with_effects
 
 
 @dataclass(frozen=True)
@@ -150,9 +146,8 @@ class _Division:
         self._known: set[str] = set()  # symbols
         self._steps: list[Step] = []
         self._parts: list[Part] = []
-        self._functions: dict[
-            GraphModule, int
-        ] = {}  # a repeated block is one function of many calls
+        # A repeated block is one function of many calls.
+        self._functions: dict[GraphModule, int] = {}
         self._pending: list[Node] = []
         self._asked: set[Node] = set()  # by steps between parts
         self._written: dict[str, int] = {}  # what parts change: the argument's position
@@ -286,9 +281,9 @@ class _Division:
             args = tuple(rest)
         choice = CHOICES[target](self, *args, **node.kwargs) if target in CHOICES else None
         is_seen = _is_view(node) and _is_returned(node)  # whose memory it has
-        if not is_seen and self._choose(node, choice):
+        if choice is not None and not is_seen and self._choose(node, choice):
             return
-        build = _STEPS.get(target)
+        build = STEPS.get(target)
         if build is not None:
             step = build(self, node, *args)
         elif target in READS:
@@ -302,10 +297,8 @@ class _Division:
         if choice is not None:
             self._take_offset(node, choice)
 
-    def _choose(self, node: Node, choice: Choice | None) -> bool:
-        """Puts a choice in the place of a call, which is none; whether there is one."""
-        if choice is None:
-            return False
+    def _choose(self, node: Node, choice: Choice) -> bool:
+        """Puts a choice in the place of a call; not if more than one size is unknown."""
         (unknown, *others) = unbacked_in(node.meta["val"])
         if others:
             return False
@@ -558,9 +551,6 @@ class _Division:
         self._parts.append(Part(module, static, places))
 
 
-# ---- steps for PyTorch's operators
-
-
 def _is_view(node: Node) -> bool:
     """Whether an operator's result shares memory with its argument."""
     target = node.target
@@ -572,71 +562,6 @@ def _is_returned(node: Node) -> bool:
     return any(
         user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users
     )
-
-
-def _cond(
-    to: _Division, node: Node, predicate: Any, then: Any, otherwise: Any, operands: Any = ()
-) -> Step:
-    value = predicate.meta.get("val") if isinstance(predicate, Node) else predicate
-    if isinstance(value, Tensor) and value.dtype is not torch.bool:
-        predicate = to.emit(aten.ne.Scalar, predicate, 0)
-    return _switch(to, node, predicate, (otherwise, then), operands)
-
-
-def _switch(to: _Division, node: Node, index: Any, branches: Any, operands: Any = ()) -> Step:
-    chosen, *given = to.values([index, *operands])
-    plans = tuple(map(to.function, branches))
-    return Branch(chosen, plans, tuple(given), to.results(node))
-
-
-def _while_loop(
-    to: _Division, node: Node, condition: Any, body: Any, carried: Any, others: Any = (), *_: Any
-) -> Step:
-    given = to.values(carried), to.values(others)
-    return Loop(to.function(body), to.function(condition), None, *given, to.results(node))
-
-
-def _invoke(to: _Division, node: Node, function: Any, _: str, *operands: Any) -> Step:
-    return Run(to.function(function), to.values(operands), to.results(node))
-
-
-def _with_turns(build: Callable[..., Turns]) -> Callable[..., Step]:
-    """The step of a loop whose turns read or write rows of tensors."""
-
-    def step(to: _Division, node: Node, *args: Any) -> Step:
-        turns, names = build(to, node, *args), to.results(node)
-        asked = turns.condition
-        return Loop(
-            to.part_of(turns.body),
-            None if asked is None else to.part_of(asked),
-            None if turns.count is None else to.values([turns.count])[0],
-            to.values(turns.carried),
-            to.values(turns.others),
-            ("",) * (len(turns.carried) - len(names)) + names,
-            turns.stacked,
-        )
-
-    return step
-
-
-def _flex_gemm(to: _Division, node: Node, _: Any, function: Any, operands: Any, *__: Any) -> Step:
-    return Run(to.function(function), to.values(operands), to.results(node))
-
-
-def _known(**builders: Callable[..., Step]) -> dict[Any, Callable[..., Step]]:
-    """Operators that not every supported PyTorch has."""
-    found = {getattr(higher_order, name, None): build for name, build in builders.items()}
-    return {target: build for target, build in found.items() if target is not None}
-
-
-_STEPS: dict[Any, Callable[..., Step]] = {
-    higher_order.cond: _cond,
-    higher_order.while_loop: _while_loop,
-    higher_order.invoke_subgraph: _invoke,
-    **_known(switch=_switch, flex_gemm=_flex_gemm),
-    **{target: _with_turns(build) for target, build in turns.operators().items()},
-}
-"""By the operator, what makes its step: of the division, the node, and its arguments."""
 
 
 def _input(name: str, value: Tensor) -> PlanBuffer:

@@ -7,7 +7,7 @@ and again, on the same buffers, and nobody waits for anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ...torch_private import FakeTensorMode, _check, tree_map_only
+from . import choices
 
 aten = torch.ops.aten
 
@@ -42,11 +43,8 @@ class Turns:
     stacked: tuple[int, ...] = ()
 
 
-class Around(Protocol):
+class Around(choices.Around, Protocol):
     """The graph that has the loop."""
-
-    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
-        """A node before the loop."""
 
     def module_of(self, node: Any) -> GraphModule:
         """A function of the loop."""
@@ -56,22 +54,8 @@ def scan(
     to: Around, node: Node, step: Any, init: Sequence[Any], xs: Sequence[Node], others: Any = ()
 ) -> Turns:
     """``scan``; of no ``init`` it is ``map``."""
-    results = node.meta["val"][len(init) :]
-    stacks = [_stack(to, result) for result in results]
-    function = to.module_of(step)
-    turn = _Turn(function, node)
-    carry, _, more = turn.divided(len(init), len(xs))
-    k = turn.count(to, 0)
-    state = [turn.like(value) for value in carry]
-    written = [turn.argument(stack.meta["val"]) for stack in stacks]
-    read = [turn.row(turn.argument(x.meta["val"])) for x in xs]
-    rest = [turn.like(value) for value in more]
-    made = turn.inline(function, [*state, *read, *rest])
-    for stack, row in zip(written, made[len(init) :], strict=True):
-        turn.write(stack, row)
-    body = turn.module(function, made[: len(init)])
-    count = xs[0].meta["val"].shape[0]
-    return Turns(body, [k, *init, *stacks], [*xs, *others], count)
+    stacks = [_stack(to, result) for result in node.meta["val"][len(init) :]]
+    return _over_rows(to, node, step, init, stacks, xs, others)
 
 
 def map_rows(to: Around, node: Node, function: Any, xs: Sequence[Node], others: Any = ()) -> Turns:
@@ -88,20 +72,38 @@ def associative_scan(
         to.emit(aten.select_scatter.default, _stack(to, result), row, 0, 0)
         for result, row in zip(node.meta["val"], first, strict=True)
     ]
-    function = to.module_of(combine)
-    turn = _Turn(function, node)
-    left, _, more = turn.divided(len(xs), len(xs))
-    k = turn.count(to, 1)
-    state = [turn.like(value) for value in left]
+    return _over_rows(to, node, combine, first, stacks, xs, others, begin=1)
+
+
+def _over_rows(
+    to: Around,
+    node: Node,
+    function: Any,
+    carried: Sequence[Any],
+    stacks: Sequence[Node],
+    xs: Sequence[Node],
+    others: Any,
+    begin: int = 0,
+) -> Turns:
+    """A loop that reads a row of ``xs`` in each turn, from row ``begin`` on, and writes others.
+
+    The last results of its function are the rows of ``stacks``, the first what is carried: of an
+    associative scan these are the same ones.
+    """
+    module = to.module_of(function)
+    turn = _Turn(module, node)
+    state, _, more = turn.divided(len(carried), len(xs))
+    k = turn.count(to, begin)
+    given = [turn.like(value) for value in state]
     written = [turn.argument(stack.meta["val"]) for stack in stacks]
     read = [turn.row(turn.argument(x.meta["val"])) for x in xs]
     rest = [turn.like(value) for value in more]
-    made = turn.inline(function, [*state, *read, *rest])
-    for stack, row in zip(written, made, strict=True):
+    made = turn.inline(module, [*given, *read, *rest])
+    for stack, row in zip(written, made[len(made) - len(stacks) :], strict=True):
         turn.write(stack, row)
-    body = turn.module(function, made)
-    count = xs[0].meta["val"].shape[0] - 1
-    return Turns(body, [k, *first, *stacks], [*xs, *others], count)
+    body = turn.module(module, made[: len(carried)])
+    count = xs[0].meta["val"].shape[0] - begin
+    return Turns(body, [k, *carried, *stacks], [*xs, *others], count)
 
 
 def while_loop_stacked(
@@ -225,18 +227,3 @@ class _Turn:
         following = [self.call(aten.add.Tensor, self._number, 1)] if counts else []
         self._graph.output((*following, *results))
         return GraphModule(root, self._graph)
-
-
-def operators() -> dict[Any, Callable[..., Turns]]:
-    """The operators whose turns read or write rows, as far as this PyTorch has them."""
-    known: dict[str, Callable[..., Turns]] = {
-        "scan": scan,
-        "map_impl": map_rows,
-        "associative_scan": associative_scan,
-        "while_loop_stack_output": while_loop_stacked,
-    }
-    found = {getattr(torch.ops.higher_order, name, None): build for name, build in known.items()}
-    return {operator: build for operator, build in found.items() if operator is not None}
-
-
-__all__ = ["Turns", "operators"]
