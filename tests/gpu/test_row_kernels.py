@@ -65,10 +65,15 @@ def check(function, *arguments, **tolerance):
     torch.testing.assert_close(got, function(*arguments), equal_nan=True, **tolerance)
 
 
+# One unit in the last place of a shift near 31 is 1.9e-6 of its exponential: that much may differ
+# where a mean was added in another order, on the CPU (1.0e-6 off in float64) as here (-1.2e-6).
+TOLERANCES = {"with a later shift": {"rtol": 4e-6, "atol": 1e-5}}
+
+
 @pytest.mark.parametrize("length", [LONG, 40_960])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_pass(name, length):
-    check(FUNCTIONS[name], special_rows(length))
+    check(FUNCTIONS[name], special_rows(length), **TOLERANCES.get(name, {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
