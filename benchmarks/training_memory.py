@@ -47,7 +47,7 @@ class _Handle:
 
 @dataclass
 class CountingBackend:
-    """A `runtime.interface.Backend` that has no memory and runs nothing; downloads are zeros."""
+    """A `runtime.native.NativeBackend` that has no memory and runs nothing; downloads are zeros."""
 
     lost_cause: str = ""
     submissions: int = 0

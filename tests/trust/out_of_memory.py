@@ -20,7 +20,7 @@ from .faults import Tally, fault
 
 
 class _Failing:
-    """Replaces `Backend.create_buffer`: fails from the n-th call on, ``times`` times."""
+    """Replaces `NativeBackend.create_buffer`: fails from the n-th call on, ``times`` times."""
 
     def __init__(self, device: Device) -> None:
         self._backend: Any = device.backend

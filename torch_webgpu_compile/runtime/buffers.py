@@ -17,7 +17,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError, OutOfMemoryError, human_bytes
-from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Backend, Handle
+from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Handle
+from .native import NativeBackend
 from .queue import CommandQueue
 
 STORAGE_USAGE = STORAGE | COPY_SRC | COPY_DST
@@ -273,7 +274,7 @@ class BufferPool:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: NativeBackend,
         queue: CommandQueue,
         max_nbytes: int,
         make_room: Callable[[], None],

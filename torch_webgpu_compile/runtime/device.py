@@ -28,7 +28,7 @@ from .buffers import (
     GpuBuffer,
 )
 from .failures import lost_error
-from .interface import Backend, Copy
+from .interface import Copy
 from .native import NativeBackend
 from .pacing import pace_of
 from .pipelines import Pipeline, PipelineCache
@@ -82,7 +82,7 @@ class Device:
 
     on_wait: Callable[[], None] | None = None
 
-    def __init__(self, info: AdapterInfo, backend: Backend, checked: bool) -> None:
+    def __init__(self, info: AdapterInfo, backend: NativeBackend, checked: bool) -> None:
         self.info = info
         self.target: Target = info.target()
         self.pace = pace_of(info.type)

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from ..errors import DeviceError, DeviceLostError
@@ -49,7 +50,14 @@ _THROTTLE = 64  # submissions after which the host waits for those before them: 
 
 
 class NativeBackend:
-    """`interface.Backend` on the handles of a library."""
+    """A device of a library. All failures are raised as exceptions of `errors`.
+
+    Safe to call from several threads: `submit` orders itself by a lock.
+
+    Attributes:
+        lost_cause: what was reported when the device was found lost; "" while it works.
+        submissions: submits made so far.
+    """
 
     def __init__(self, library: Library) -> None:
         use(self)
@@ -59,16 +67,12 @@ class NativeBackend:
         self.queue: Handle = library.queue
         self._lock = threading.Lock()
         self._pipelines = _Pipelines(self)
-        self._upload_guard = self.guard(lambda kind, text: device_error(kind, text, "an upload"))
-        self._map_guard = self.guard(lambda kind, text: device_error(kind, text, "a mapping"))
+        self._upload_guard = self.guard("an upload")
+        self._map_guard = self.guard("a mapping")
         self._submit_guard: AbstractContextManager[None] = nullcontext()
         if library.refuses_submits:
-            self._submit_guard = self.guard(
-                lambda kind, text: device_error(kind, text, "submitting commands")
-            )
-        self._unmap_guard = self.guard(
-            lambda kind, text: device_error(kind, text, "the end of a mapping")
-        )
+            self._submit_guard = self.guard("submitting commands")
+        self._unmap_guard = self.guard("the end of a mapping")
         self.submissions = 0
         self._throttled: Handle | None = None
         self._mappings: dict[int, Signal] = {}
@@ -86,9 +90,9 @@ class NativeBackend:
 
     # ---- errors
 
-    def guard(self, make_error: Callable[[str, str], DeviceError]) -> Guard:
-        """Raises ``make_error(kind, message)`` when a call inside reports an error."""
-        return Guard(self, make_error)
+    def guard(self, subject: str) -> Guard:
+        """Raises a DeviceError when a call inside reports an error; ``subject``: what is done."""
+        return Guard(self, partial(device_error, subject=subject))
 
     def find_loss(self) -> bool:
         """Whether the device is lost; asks the library."""
@@ -124,9 +128,7 @@ class NativeBackend:
         desc.usage = usage
         made: list[Handle] = []
         try:
-            with self.guard(
-                lambda kind, text: device_error(kind, text, f"a buffer of {nbytes} bytes")
-            ):
+            with self.guard(f"a buffer of {nbytes} bytes"):
                 made.extend(map(self.lib.wgpuDeviceCreateBuffer, (self.device,), (desc,)))
             handle = self.ffi.gc(made[0], self._dropped_buffers.append)
             del made[0]
@@ -170,7 +172,7 @@ class NativeBackend:
         self._release_dropped()
 
     def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
-        """Copies ``nbytes`` from host ``address`` into the buffer, before the next submit."""
+        """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
         source = self.ffi.cast("void *", address)
         with self._upload_guard:
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
@@ -183,7 +185,11 @@ class NativeBackend:
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None
     ) -> None:
-        """Maps a MAP_WRITE buffer after ``submission``, copies host memory to it and unmaps it."""
+        """Copies host memory into a MAP_WRITE buffer.
+
+        Args:
+            submission: the one that last read it, to be waited for; None if there was none.
+        """
         copy_memory(self._map(handle, MAP_WRITE, nbytes, submission), address, nbytes)
         self.unmap(handle)
 
@@ -248,6 +254,10 @@ class NativeBackend:
         It takes a handle per binding and perhaps an offset for each, in bytes, which is added to
         that of ``ranges``. Groups are released when they are dropped. Not safe to call from two
         threads at once.
+
+        Args:
+            ranges: (offset in bytes, nbytes) of each binding.
+            name: the kernel's, for errors.
         """
         # An eager operator makes a bind group per call: everything but the buffers is prepared.
         ffi, gc, device = self.ffi, self.ffi.gc, self.device
@@ -262,7 +272,7 @@ class NativeBackend:
         desc.entryCount = len(ranges)
         desc.entries = array
         entries = [array[i] for i in range(len(ranges))]  # they do not keep the array
-        guard = self.guard(lambda kind, text: device_error(kind, text, f"binding {name}"))
+        guard = self.guard(f"binding {name}")
 
         def make(
             buffers: Sequence[Handle], starts: Sequence[int] = (), _keep: Any = array
@@ -284,7 +294,10 @@ class NativeBackend:
     # ---- submitting
 
     def submit(self, commands: Sequence[Command], name: str) -> int:
-        """Encodes commands in order and submits them, without waiting; a number for `wait`."""
+        """Encodes commands in order and submits them, without waiting; a number for `map`.
+
+        Adjacent dispatches share a compute pass. Nothing is submitted when an error is raised.
+        """
         return self.submit_encoded(lambda encoder: self._encode(encoder, commands), name)
 
     def _encode(self, encoder: Handle, commands: Sequence[Command]) -> None:
@@ -344,7 +357,7 @@ class NativeBackend:
         lib = self.lib
         made: list[Handle] = []  # the encoder, and its command buffer
         try:
-            with self.guard(lambda kind, text: device_error(kind, text, f"running {name}")):
+            with self.guard(f"running {name}"):
                 made.extend(
                     map(lib.wgpuDeviceCreateCommandEncoder, (self.device,), (self._encoder_desc,))
                 )
@@ -414,7 +427,7 @@ class NativeBackend:
         desc = ffi.new("WGPUQuerySetDescriptor *")
         desc.type = lib.WGPUQueryType_Timestamp
         desc.count = count
-        with self.guard(lambda kind, text: device_error(kind, text, "timestamp queries")):
+        with self.guard("timestamp queries"):
             query_set = lib.wgpuDeviceCreateQuerySet(self.device, desc)
         values = self.create_buffer(8 * count, QUERY_RESOLVE | COPY_SRC)
         staging = self.create_buffer(8 * count, MAP_READ | COPY_DST)
@@ -489,11 +502,12 @@ class _Pipelines:
         desc.layout = pipeline_layout
         desc.compute.entryPoint = entry_point
         module = pipeline = None
+        guard = Guard(self._backend, partial(shader_error, kernel=kernel))
         try:
-            with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
+            with guard:
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
-            with self._backend.guard(lambda kind, text: shader_error(kind, text, kernel)):
+            with guard:
                 pipeline = self._backend.library.create_pipeline(desc)
         except DeviceError:
             if pipeline:
@@ -544,13 +558,13 @@ class _Pipelines:
         desc.entryCount = len(types)
         desc.entries = entries
         subject = f"a kernel with {len(types)} buffer bindings"
-        with self._backend.guard(lambda kind, text: device_error(kind, text, subject)):
+        with self._backend.guard(subject):
             group = lib.wgpuDeviceCreateBindGroupLayout(self._backend.device, desc)
         groups = ffi.new("WGPUBindGroupLayout []", [group])
         pipeline_desc = ffi.new("WGPUPipelineLayoutDescriptor *")
         pipeline_desc.bindGroupLayoutCount = 1
         pipeline_desc.bindGroupLayouts = groups
-        with self._backend.guard(lambda kind, text: device_error(kind, text, subject)):
+        with self._backend.guard(subject):
             layout = lib.wgpuDeviceCreatePipelineLayout(self._backend.device, pipeline_desc)
         return group, layout
 

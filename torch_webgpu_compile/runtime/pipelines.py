@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..plan.lru_cache import LruCache
 from ..plan.model import USER_KERNEL, Kernel
-from .interface import Backend, Handle
+from .interface import Handle
+from .native import NativeBackend
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -40,7 +41,7 @@ class PipelineCache:
     """
 
     def __init__(
-        self, backend: Backend, checked: bool, threads: int | None = None, recent: int = 256
+        self, backend: NativeBackend, checked: bool, threads: int | None = None, recent: int = 256
     ) -> None:
         self._backend = backend
         self._checked = checked

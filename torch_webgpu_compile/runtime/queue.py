@@ -16,7 +16,8 @@ from typing import Protocol
 from ..errors import DeviceError, DeviceLostError
 from ..plan.model import Dispatch, Kernel
 from .failures import lost_error
-from .interface import Backend, Command, DispatchRun, Span
+from .interface import Command, DispatchRun, Span
+from .native import NativeBackend
 
 MIN_BATCH = 16
 """Dispatches of the first batch after a download or a wait: an idle GPU should start soon."""
@@ -111,7 +112,7 @@ class CommandQueue:
     """The order of all commands of one device. Safe to call from several threads.
 
     Commands run in the order in which they were recorded or submitted. Whatever goes past this
-    queue (`Backend.write_buffer`) comes before what is pending: `flush` first.
+    queue (`NativeBackend.write_buffer`) comes before what is pending: `flush` first.
 
     An error of a recorded command is raised by the call that submits it: a later `record`, `flush`,
     `submit` or `wait`, in any thread. It names the plan or operator at fault. All other pending
@@ -124,7 +125,7 @@ class CommandQueue:
         dispatches: dispatches recorded so far.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: NativeBackend) -> None:
         self._backend = backend
         # Reentrant: a finaliser that records something may run in the middle of any method here.
         self._lock = threading.RLock()
@@ -169,7 +170,7 @@ class CommandQueue:
                 self._send()
 
     def flush(self) -> int | None:
-        """Submits pending commands, without waiting; the number for `Backend.map`, None if none.
+        """Submits pending commands, without waiting; a number for `NativeBackend.map`, or None.
 
         Raises:
             DeviceError: commands were refused.
@@ -297,8 +298,8 @@ class CommandQueue:
         return submission
 
 
-def _time_on_host(backend: Backend, run: DispatchRun, name: str) -> list[Span]:
-    """`Backend.submit_timed` by the host's clock, for devices without timestamp queries."""
+def _time_on_host(backend: NativeBackend, run: DispatchRun, name: str) -> list[Span]:
+    """`NativeBackend.submit_timed` by the host's clock, for devices without timestamp queries."""
     spans = []
     current = None
     for pipeline, group, x, y, z in run.items:

@@ -20,7 +20,8 @@ from ..errors import DeviceError, IndexOutOfRangeError
 from ..plan.model import STATUS_NBYTES
 from .buffers import AnyBuffer, BufferPool, GpuBuffer, round_up
 from .host_copy import copy_memory
-from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Backend, Copy, Handle
+from .interface import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, Copy, Handle
+from .native import NativeBackend
 from .queue import MAX_BATCH, CommandQueue, Recording
 from .status import Reports, Status
 
@@ -85,7 +86,7 @@ class Transfers:
     """Uploads and downloads of one device. Safe to call from several threads."""
 
     def __init__(
-        self, backend: Backend, pool: BufferPool, queue: CommandQueue, status: Status
+        self, backend: NativeBackend, pool: BufferPool, queue: CommandQueue, status: Status
     ) -> None:
         self._backend = backend
         self._pool = pool
