@@ -125,11 +125,11 @@ def memory(steps: int) -> dict[str, int]:
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         if step == 19:
-            reserved = devices.get_device(0).memory_stats()["reserved"]
-    gained = devices.get_device(0).memory_stats()["reserved"] - reserved
+            reserved = devices.get_device(0).pool.stats()["reserved"]
+    gained = devices.get_device(0).pool.stats()["reserved"] - reserved
     for _ in range(10_000):
         torch.empty(1 << 16, device="webgpu")
-    cycles = devices.get_device(0).memory_stats()["reserved"] - reserved - gained
+    cycles = devices.get_device(0).pool.stats()["reserved"] - reserved - gained
     return {"training_steps": steps, "gained": gained, "gained_in_10000_cycles": cycles}
 
 

@@ -55,9 +55,9 @@ def measure(function: Callable[..., Any], inputs: tuple[Tensor, ...], budget_s: 
         before = _allocated_nbytes(device)
         compiled = torch.compile(function, backend="webgpu")
         difference = largest_difference(compiled(*inputs), wanted)
-        device.reset_peak_memory_stats()
+        device.pool.reset_peak()
         compiled(*inputs)
-        peak = device.memory_stats()["peak_allocated"] - before
+        peak = device.pool.stats()["peak_allocated"] - before
     bound = plans[0]
     found = replays(bound, device, budget_s)
     return (

@@ -125,7 +125,7 @@ class Model:
         tilings = dict.fromkeys([current, *matmul_candidates(problem, self.target)])
         calls = {tiling: self.call(group, tiling) for tiling in tilings}
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
-            self.device.compile_many([call.kernel for call in calls.values()])
+            self.device.pipelines.compile_many([call.kernel for call in calls.values()])
         times: dict[MatmulTiling, float] = {}
         for tiling, call in calls.items():
             if [b.buffer for b in call.bindings] != [b.buffer for b in now.bindings]:

@@ -112,13 +112,13 @@ def measure(work: Workload, mode: str | None = None) -> dict[str, Any]:
         result["relative_difference"] = largest_difference(actual.pop(), expected)
         del expected
         if isinstance(function, nn.Module):  # the first call also has what compiling needs
-            device.reset_peak_memory_stats()
+            device.pool.reset_peak()
             compiled(*inputs)
-        result["gpu_nbytes"] = device.memory_stats()["peak_allocated"] - nbytes_before
+        result["gpu_nbytes"] = device.pool.stats()["peak_allocated"] - nbytes_before
     assert len(plans) == 1, f"{len(plans)} graphs: a case must be a single graph"
     bound = plans[0]
     result["weights_nbytes"] = work.weights_nbytes()
-    result["driver_compile_s"] = device.compile_seconds  # summed over threads
+    result["driver_compile_s"] = device.pipelines.compile_seconds  # summed over threads
     result["dispatches"] = bound.dispatch_count
     result |= traffic(bound) | replays(bound, device, work.budget_s)
     if not work.thorough:
@@ -140,8 +140,8 @@ def _allocated_nbytes(device: Device) -> int:
     """Without what earlier cases left, and with the peak set back to it."""
     gc.collect()
     device.empty_cache()
-    device.reset_peak_memory_stats()
-    return device.memory_stats()["allocated"]
+    device.pool.reset_peak()
+    return device.pool.stats()["allocated"]
 
 
 def replays(bound: BoundPlan, device: Device, budget_s: float) -> dict[str, Any]:

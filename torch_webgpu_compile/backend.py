@@ -25,7 +25,6 @@ from .compiler import (
     loops_of,
     native_operators,
 )
-from .counters import counters
 from .errors import DeviceError, DeviceLostError
 from .options import CompileOptions, resolve
 from .plan.model import Plan
@@ -84,7 +83,7 @@ def compile_module(
     tune = tuner(device, options.cache) if options.autotune else None
 
     def showing(what: str) -> AbstractContextManager[None]:
-        return progress.shown(what, lambda: device.compile_progress, options.progress)
+        return progress.shown(what, lambda: device.pipelines.progress, options.progress)
 
     nested: dict[str, PlanAt] = {}  # of graphs that are divided, by the names of their parts
     around: list[CompiledGraph] = []  # these graphs
@@ -123,14 +122,9 @@ def compile_module(
         return compile_graph(captured, phase, device.target, options, observer is None, tune)
 
     def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
-        before = device.kernels_compiled
-        compiled: CompiledGraph
         if index is None:
-            compiled = _host_graph(signature, device, plan_at)
-        else:
-            compiled = DeviceGraph(signature, device, index, plan_at)
-        counters.add(kernels_compiled=device.kernels_compiled - before)
-        return compiled
+            return _host_graph(signature, device, plan_at)
+        return DeviceGraph(signature, device, index, plan_at)
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept

@@ -124,7 +124,7 @@ def test_memory_of_sizes_that_are_gone_is_freed(monkeypatch: pytest.MonkeyPatch)
     device = devices.get_device(0)
     device.synchronize()
     device.empty_cache()
-    start = device.memory_stats()["reserved"]
+    start = device.pool.stats()["reserved"]
     nbytes, target = 1 << 20, device.allocate(4)
     for n in range(400):
         buffer = device.allocate(nbytes + n * (1 << 16))
@@ -132,7 +132,7 @@ def test_memory_of_sizes_that_are_gone_is_freed(monkeypatch: pytest.MonkeyPatch)
         device.copy(buffer, 0, target, 0, 4)  # an upload alone is no command that is submitted
         buffer.release()
         device.queue.flush()
-    assert device.memory_stats()["reserved"] - start < 60 * (nbytes + 400 * (1 << 16))
+    assert device.pool.stats()["reserved"] - start < 60 * (nbytes + 400 * (1 << 16))
     again = device.allocate(nbytes)  # what is used in between stays
     serial = again.serial
     again.release()

@@ -130,14 +130,14 @@ def test_state_stays_on_the_gpu(folder):
         for _ in range(3):
             bundle.run(name, inputs)
     device = bundle.device
-    before = device.bytes_uploaded, device.bytes_downloaded, device.memory_stats()
+    before = counters.bytes_uploaded, counters.bytes_downloaded, device.pool.stats()
     for _ in range(4):
         bundle.run("learn", CALLS["learn"])
         bundle.run("exchange", CALLS["exchange"])
-    assert device.bytes_uploaded - before[0] == 4 * (256 + 32)
-    assert device.bytes_downloaded - before[1] == 4 * (256 + 32)
-    assert device.memory_stats()["allocated"] == before[2]["allocated"]
-    assert device.memory_stats()["reserved"] == before[2]["reserved"]
+    assert counters.bytes_uploaded - before[0] == 4 * (256 + 32)
+    assert counters.bytes_downloaded - before[1] == 4 * (256 + 32)
+    assert device.pool.stats()["allocated"] == before[2]["allocated"]
+    assert device.pool.stats()["reserved"] == before[2]["reserved"]
 
 
 def test_random_numbers_of_a_seed(folder):

@@ -304,12 +304,12 @@ def test_windows_of_one_buffer_take_little_memory():
     model, device = Window(), device_for(from_environment())
     f = compiled(model)
     gc.collect()
-    before = device.memory_stats()["allocated"]
+    before = device.pool.stats()["allocated"]
     with torch.no_grad():
         for row in (*range(33), 1, 0):
             model.window = model.whole[row : row + 32]
             torch.testing.assert_close(f(torch.zeros(4096)), model(torch.zeros(4096)))
-    assert device.memory_stats()["allocated"] - before < 6 * model.whole.nbytes
+    assert device.pool.stats()["allocated"] - before < 6 * model.whole.nbytes
 
 
 def test_changes_of_few_elements_need_invalidate():
@@ -376,16 +376,16 @@ def test_memory_of_dead_parameters_is_freed():
 
     device = device_for(from_environment())
     gc.collect()
-    before = device.memory_stats()["allocated"]
+    before = device.pool.stats()["allocated"]
     model = nn.Linear(1024, 1024, bias=False)
     f = compiled(model)
     with torch.no_grad():
         f(torch.randn(1, 1024))
-    assert device.memory_stats()["allocated"] - before >= 4 << 20
+    assert device.pool.stats()["allocated"] - before >= 4 << 20
     del model, f
     torch._dynamo.reset()
     gc.collect()
-    assert device.memory_stats()["allocated"] - before < 1 << 20
+    assert device.pool.stats()["allocated"] - before < 1 << 20
 
 
 def test_copies_of_dropped_models_are_given_back_when_memory_is_needed():
@@ -394,7 +394,7 @@ def test_copies_of_dropped_models_are_given_back_when_memory_is_needed():
 
     device = device_for(from_environment())
     device.empty_cache()
-    before = device.memory_stats()["allocated"]
+    before = device.pool.stats()["allocated"]
     model = nn.Linear(1024, 1024, bias=False)
     f, x = compiled(model), torch.randn(1, 1024)
     with torch.no_grad():
@@ -406,5 +406,5 @@ def test_copies_of_dropped_models_are_given_back_when_memory_is_needed():
     torch._dynamo.reset()
     gc.collect()
     device.empty_cache()
-    assert device.memory_stats()["allocated"] - before < 1 << 20
+    assert device.pool.stats()["allocated"] - before < 1 << 20
     assert kept["weight"].shape == (1024, 1024)

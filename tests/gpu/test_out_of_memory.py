@@ -82,12 +82,12 @@ def test_a_failure_in_a_call_does_not_take_its_parameters_away(
 def test_the_error_says_what_holds_memory(device: Device) -> None:
     x = torch.zeros(3 << 20, device="webgpu")
     device.empty_cache()
-    device.limit_memory(device.memory_stats()["reserved"] + (1 << 20))
+    device.pool.limit_nbytes = device.pool.stats()["reserved"] + (1 << 20)
     try:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.zeros(2 << 20, device="webgpu")
     finally:
-        device.limit_memory(None)
+        device.pool.limit_nbytes = None
     for part in ("8.0 MiB were asked for", "tensors and running calls", "the largest: 12.0 MiB"):
         assert part in str(caught.value), caught.value
     assert x.sum().item() == 0

@@ -268,13 +268,13 @@ def test_programs_are_bounded_and_memory_is_flat(device: Device) -> None:
     device.empty_cache()
     for numel in (3000, 100):
         executor.bind({"s0": numel}).replay()
-    start = device.memory_stats()
+    start = device.pool.stats()
     for i in range(1000 if device is open_device() else 50):
         bound = executor.bind({"s0": 100 + i % 40}, {"x": device.allocate(12000)})
         bound.replay()
     device.synchronize()
     del bound
-    stats = device.memory_stats()
+    stats = device.pool.stats()
     # 16 sets of sizes keep their uniform buffers
     assert stats["allocated"] - start["allocated"] <= 17 * 2048
     assert stats["reserved"] - start["reserved"] <= 12288 + 17 * 4096
@@ -282,7 +282,7 @@ def test_programs_are_bounded_and_memory_is_flat(device: Device) -> None:
     del executor
     gc.collect()
     device.empty_cache()
-    assert device.memory_stats()["reserved"] <= start["reserved"]
+    assert device.pool.stats()["reserved"] <= start["reserved"]
 
 
 def test_launcher_with_memory_from_the_pool(device: Device) -> None:

@@ -27,6 +27,7 @@ from tests.gpu.runtime_plans import (
     read,
 )
 from tests.providers import PROVIDERS, device_in_use, device_of
+from torch_webgpu_compile.counters import counters
 from torch_webgpu_compile.errors import IndexOutOfRangeError
 from torch_webgpu_compile.plan.entry_point import entry_point, sliced_kernel
 from torch_webgpu_compile.plan.model import USER_KERNEL, Kernel, KernelBinding
@@ -115,7 +116,7 @@ def test_every_kernel_has_a_variant_that_compiles(name: str) -> None:
     for kernel, variant in zip(kernels, variants, strict=True):
         assert variant is not None, kernel.wgsl
         assert variant.wgsl != kernel.wgsl
-        device.compile(variant)
+        device.pipelines.compile(variant)
 
 
 HEAD = "enable f16;\n@group(0) @binding(0) var<storage, read_write> out: array<i32>;\n"
@@ -255,7 +256,7 @@ def test_sizes_that_are_known_at_the_call(
     for rows in (300, 420, 300, 777):
         x = randn(rows, 33)
         torch.testing.assert_close(model(x), torch.softmax(x, -1) * rows)
-        made.append(device.kernels_compiled)
+        made.append(counters.kernels_compiled)
     assert check_divided(sized) >= 3
     assert made[0] == made[-1]
 
@@ -380,9 +381,9 @@ def test_a_profile_shows_each_slice_with_its_part_of_the_work(
 def test_nothing_is_divided_or_compiled_for_short_work(sized: list[SizedPlan]) -> None:
     device = device_in_use()
     bound, _, _ = run(device, 640)
-    before = device.kernels_compiled
+    before = counters.kernels_compiled
     second, _, _ = run(device, 6400)
-    assert device.kernels_compiled == before
+    assert counters.kernels_compiled == before
     assert bound.dispatch_count == second.dispatch_count == 1
     steps = [step for found in sized for step in found.steps]
     assert all(isinstance(step, SizedDispatch) and step.share == 1 for step in steps)

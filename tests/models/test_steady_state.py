@@ -26,7 +26,7 @@ def gpu_nbytes() -> dict[str, int]:
         return {}
     from tests.providers import device_in_use
 
-    stats = device_in_use().memory_stats()
+    stats = device_in_use().pool.stats()
     return {name: stats[name] for name in ("allocated", "reserved")}
 
 

@@ -55,7 +55,7 @@ def _settled(device: Device) -> int:
     gc.collect()
     device.empty_cache()
     device.synchronize()
-    return device.memory_stats()["allocated"]
+    return device.pool.stats()["allocated"]
 
 
 def _inject(tally: Tally, name: str, call: Callable[[], Tensor], check: Callable[[], bool]) -> None:
@@ -205,7 +205,7 @@ def small_budget(tally: Tally) -> None:
     warnings.simplefilter("error", FallbackWarning)
     device = _device()
     baseline = _settled(device)
-    device.limit_memory(64 << 20)
+    device.pool.limit_nbytes = 64 << 20
     kept: list[Tensor] = []
     message = ""
     try:
@@ -236,6 +236,6 @@ def small_budget(tally: Tally) -> None:
         tally(not found, f"{rows} rows: {found}")
     del compiled, model, kept
     torch._dynamo.reset()
-    device.limit_memory(None)
+    device.pool.limit_nbytes = None
     left = _settled(device)
     tally(left <= baseline + (4 << 20), f"{left - baseline} bytes are left")

@@ -48,11 +48,11 @@ def _alive() -> dict[str, int]:
     device = devices.get_device(0)
     gc.collect()
     torch.webgpu.synchronize()
-    stats = device.memory_stats()
+    stats = device.pool.stats()
     return {
         "bytes on the host": _host_nbytes(),
         "bytes on the GPU": stats["reserved"],
-        "pipelines": len(device._pipelines._pipelines),
+        "pipelines": len(device.pipelines._pipelines),
         "plans": len(plan_cache._memory),
         "holders of memory": len(device._reclaimable),
         "operators": sum(map(len, dispatch._by_kind.values())),
@@ -158,7 +158,7 @@ def dropped_models(tally: Tally) -> None:
     autoload.register()
     chance = random.Random(0)
     # Full after a few models: the last 256 pipelines take 200 MB on a software adapter.
-    devices.get_device(0)._pipelines._recent.most = 8
+    devices.get_device(0).pipelines._recent.most = 8
     plan_cache._memory.most = 8
 
     def work(number: int) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..counters import counters
 from ..host_steps.device_calls import DeviceCalls
 from ..host_steps.host_calls import HostCalls
 from ..host_steps.plan_host import PlanHost
@@ -119,9 +118,7 @@ class CompiledGraph(ABC):
         with self._specializing:  # threads compile one after the other
             found = self._specialized.find(key)
             if found is None:
-                before = self.device.kernels_compiled
                 plan = self.plan_at(variant.sizes)
                 found = self._with(replace(self.signature, plan=plan))
-                counters.add(kernels_compiled=self.device.kernels_compiled - before)
                 self._specialized.keep(key, found)
             return found

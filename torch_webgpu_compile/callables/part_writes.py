@@ -237,9 +237,7 @@ def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _Compile
     options = resolve(options={"fallback": "error"})
     plan = compile_graph(captured, Phase("inference"), device.target, options).plan
     written, value = _without_copy(plan)
-    before = device.kernels_compiled
     executor = Executor(written, device, max_programs=_MAX_LAUNCHERS)
-    counters.add(kernels_compiled=device.kernels_compiled - before)
     return _CompiledWrite(executor, symbols, value)
 
 

@@ -14,11 +14,9 @@ from typing import Any, Protocol
 
 from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
 from ..options import CompileOptions, holds_clock
-from ..plan.model import Kernel
 from ..target import Target
 from . import nvidia_clock
 from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters, open_library
-from .allocation_history import History, history_of, record
 from .buffers import (
     SMALL_NBYTES,
     SMALL_USAGE,
@@ -31,7 +29,7 @@ from .failures import lost_error
 from .interface import Copy
 from .native import NativeBackend
 from .pacing import pace_of
-from .pipelines import Pipeline, PipelineCache
+from .pipelines import PipelineCache
 from .queue import CommandQueue, Recording
 from .status import Status
 from .transfer import BufferRange, Download, Transfers, host_memory
@@ -72,6 +70,7 @@ class Device:
         pace: what its kernels are taken to reach, when submissions are bounded.
         checked: whether kernels are compiled with the provider's runtime checks.
         queue: the order of all commands.
+        pool, transfers, pipelines: memory, copies of it from and to the host's, compiled kernels.
         allocate: a storage buffer of so many bytes with undefined contents; raises
             OutOfMemoryError. What a method would do, without one more call for each new tensor.
         status: what kernels report.
@@ -94,43 +93,19 @@ class Device:
         self._abandoned = False
         self._reclaimable: weakref.WeakSet[Reclaimable] = weakref.WeakSet()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-        self._pool = BufferPool(
+        self.pool = BufferPool(
             backend,
             self.queue,
             self.target.max_buffer_nbytes,
             self._make_room,
             self._describe_memory,
         )
-        self.allocate: Callable[[int], GpuBuffer] = self._pool.allocate
+        self.allocate: Callable[[int], GpuBuffer] = self.pool.allocate
         self.status = Status(self.upload_new)
-        self._transfers = Transfers(backend, self._pool, self.queue, self.status)
-        self._pipelines = PipelineCache(backend, checked)
+        self.transfers = Transfers(backend, self.pool, self.queue, self.status)
+        self.pipelines = PipelineCache(backend, checked)
 
     # ---- memory
-
-    def memory_stats(self) -> dict[str, int]:
-        """Bytes: ``allocated``, ``reserved`` (allocated and kept for reuse), ``peak_allocated``."""
-        return self._pool.stats()
-
-    def limit_memory(self, nbytes: int | None) -> None:
-        """Allocations fail beyond so many bytes, as on a smaller GPU; None: no limit."""
-        self._pool.limit_nbytes = nbytes
-
-    def memory_blocks(self) -> list[tuple[int, int, int | None]]:
-        """(serial, bytes, bytes that were asked for) of all memory; None of what is not lent."""
-        return self._pool.blocks()
-
-    def record_memory(self, history: History | None) -> None:
-        """Records allocations into a history, until it is called with None."""
-        record(self._pool, history)
-
-    def memory_history(self) -> History | None:
-        """The history that is being recorded, if any."""
-        return history_of(self._pool)
-
-    def staging_memory(self) -> tuple[int, int]:
-        """How many buffers for transfers are kept in the host's memory, and their bytes."""
-        return self._transfers.staging()
 
     def memory_holders(self) -> dict[str, int]:
         """Bytes in use by their holders, the most first."""
@@ -139,22 +114,18 @@ class Device:
             kind, nbytes = holder.held()
             found[kind] += nbytes
         found["tensors and running calls"] = max(
-            0, self._pool.stats()["allocated"] - sum(found.values())
+            0, self.pool.stats()["allocated"] - sum(found.values())
         )
         return {kind: nbytes for kind, nbytes in found.most_common() if nbytes}
 
     def _describe_memory(self) -> str:
         held = [f"{kind} {human_bytes(nbytes)}" for kind, nbytes in self.memory_holders().items()]
-        largest = ", ".join(map(human_bytes, self._pool.largest(3)))
+        largest = ", ".join(map(human_bytes, self.pool.largest(3)))
         return ", ".join(held or ["nothing"]) + (f"; the largest: {largest}" if largest else "")
 
     def add_holder(self, holder: Holder) -> None:
         """Errors about memory will name what ``holder`` (kept by a weak reference) holds."""
         self._holders.add(holder)
-
-    def reset_peak_memory_stats(self) -> None:
-        """Starts ``peak_allocated`` again from what is allocated now."""
-        self._pool.reset_peak()
 
     def empty_cache(self) -> None:
         """Frees all GPU memory that no tensor and no running call needs."""
@@ -163,24 +134,20 @@ class Device:
             return
         for holder in list(self._reclaimable):
             holder.reclaim()
-        self._transfers.empty()
-        self._pool.empty()
+        self.transfers.empty()
+        self.pool.empty()
 
     def _make_room(self) -> None:
         self.empty_cache()
         self.queue.wait()  # memory that the GPU still uses is freed when its work is done
-
-    def owns(self, buffer: GpuBuffer) -> bool:
-        """Whether a buffer is memory of this device."""
-        return buffer.is_of(self._pool)
 
     def abandon(self) -> None:
         """Drops all that is kept of a lost device, but what tensors and running calls hold."""
         self._abandoned = True
         for holder in list(self._reclaimable):
             holder.reclaim()
-        self._transfers.empty()
-        self._pool.abandon()
+        self.transfers.empty()
+        self.pool.abandon()
 
     def add_reclaimable(self, holder: Reclaimable) -> None:
         """`empty_cache` will ask ``holder`` (kept by a weak reference) to drop what it can."""
@@ -200,7 +167,7 @@ class Device:
             DeviceError: the range is outside the buffer, or the device failed.
         """
         try:
-            self._transfers.upload(buffer, source, offset)
+            self.transfers.upload(buffer, source, offset)
         finally:
             buffer.memory.version = 0
 
@@ -216,8 +183,8 @@ class Device:
             OutOfMemoryError, DeviceError: as `allocate` and `upload`.
         """
         address, nbytes, keep = host_memory(source)
-        buffer = self._pool.allocate(nbytes, usage, is_idle=True)
-        self._transfers.upload(buffer, (address, nbytes), is_idle=True)
+        buffer = self.pool.allocate(nbytes, usage, is_idle=True)
+        self.transfers.upload(buffer, (address, nbytes), is_idle=True)
         del keep
         return buffer
 
@@ -235,8 +202,8 @@ class Device:
         if len(data) > SMALL_NBYTES:
             raise ValueError(f"{len(data)} bytes are too many for upload_small; use upload_new")
         if buffer is None:  # all of one size, so that they are reused whatever they hold
-            buffer = self._pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
-        self._transfers.upload_bytes(buffer, data)
+            buffer = self.pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
+        self.transfers.upload_bytes(buffer, data)
         return buffer
 
     def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
@@ -251,17 +218,17 @@ class Device:
         """
         if self.on_wait is not None:
             self.on_wait()
-        self._transfers.download(buffer, destination, offset)
+        self.transfers.download(buffer, destination, offset)
 
     def download_many(self, ranges: Sequence[BufferRange]) -> None:
         """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
         if self.on_wait is not None:
             self.on_wait()
-        self._transfers.download_many(ranges)
+        self.transfers.download_many(ranges)
 
     def start_download(self, ranges: Sequence[tuple[AnyBuffer, int, int]]) -> Download:
         """Submits a download of (buffer, offset, nbytes) ranges; `Download.finish` waits for it."""
-        return self._transfers.start_download(ranges)
+        return self.transfers.start_download(ranges)
 
     def copy(
         self,
@@ -288,47 +255,7 @@ class Device:
         self.queue.record(Recording([copy], "a copy"))
         destination.memory.version = 0
 
-    @property
-    def bytes_uploaded(self) -> int:
-        """Bytes copied to the GPU so far."""
-        return self._transfers.bytes_uploaded
-
-    @property
-    def bytes_downloaded(self) -> int:
-        """Bytes copied from the GPU so far."""
-        return self._transfers.bytes_downloaded
-
-    # ---- kernels
-
-    def compile(self, kernel: Kernel) -> Pipeline:
-        """The kernel's pipeline, from the cache if there. Raises ShaderError."""
-        return self._pipelines.compile(kernel)
-
-    def compile_many(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
-        """Pipelines of all kernels, compiled in parallel. Raises ShaderError."""
-        return self._pipelines.compile_many(kernels)
-
-    @property
-    def compile_progress(self) -> tuple[int, int]:
-        """(kernels compiled, all kernels) of the compilation under way."""
-        return self._pipelines.progress
-
-    @property
-    def kernels_compiled(self) -> int:
-        """Kernels compiled so far, without those found in the cache."""
-        return self._pipelines.kernels_compiled
-
-    @property
-    def compile_seconds(self) -> float:
-        """Time spent in the WGSL compiler and the driver, summed over threads."""
-        return self._pipelines.compile_seconds
-
     # ---- life
-
-    @property
-    def dispatches(self) -> int:
-        """Dispatches recorded so far."""
-        return self.queue.dispatches
 
     def synchronize(self) -> None:
         """Waits for everything that was recorded or submitted.
@@ -337,7 +264,7 @@ class Device:
             DeviceError: it failed.
             IndexOutOfRangeError: a kernel found an index from data out of range.
         """
-        self._transfers.read_status()
+        self.transfers.read_status()
         self.queue.wait()
 
     @property

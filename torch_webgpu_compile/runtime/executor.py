@@ -83,7 +83,7 @@ class Executor:
         self.lock = threading.RLock()
         self._host_call, self._device_call = host_call, device_call
         self.max_programs = max_programs
-        self._pipelines = device.compile_many(plan.kernels)
+        self._pipelines = device.pipelines.compile_many(plan.kernels)
         self.preparation: Preparation | None = None
         if plan.preparation is not None:
             self.preparation = Preparation(Executor(plan.preparation, device), plan.prepared)

@@ -122,7 +122,6 @@ class CommandQueue:
         batch: the number of the batch that is being gathered.
         sent: the batches before this one have been submitted. A buffer that was given back while
             batch n was gathered is not used by pending commands once this is greater than n.
-        dispatches: dispatches recorded so far.
     """
 
     def __init__(self, backend: NativeBackend) -> None:
@@ -136,7 +135,6 @@ class CommandQueue:
         self._watcher: Watcher | None = None
         self.batch = 0
         self.sent = 0
-        self.dispatches = 0
 
     @property
     def is_empty(self) -> bool:
@@ -163,7 +161,6 @@ class CommandQueue:
                 return
             # Without a call, so that Ctrl-C cannot come in between.
             self._pending += (recording,)
-            self.dispatches += recording.dispatch_count
             self._pending_weight += recording.weight
             if self._pending_weight >= self._limit and not self._sending:
                 self._limit = min(2 * self._limit, MAX_BATCH)
@@ -205,7 +202,6 @@ class CommandQueue:
     def _run_watched(self, recording: Recording, watcher: Watcher) -> None:
         if self._pending:
             self._send()
-        self.dispatches += recording.dispatch_count
         spans: list[Span] = []
         for command in recording.commands:
             if isinstance(command, DispatchRun):

@@ -367,7 +367,7 @@ class _Sizer:
                     self.sliced[step.kernel] = None
                 else:
                     missing[step.kernel] = kernel
-        pipelines = self.device.compile_many(list(missing.values()))
+        pipelines = self.device.pipelines.compile_many(list(missing.values()))
         for (number, kernel), pipeline in zip(missing.items(), pipelines, strict=True):
             self.sliced[number] = SlicedKernel(kernel, pipeline)
         return {k: parts for k, parts in found.items() if self.sliced[dispatches[k].kernel]}

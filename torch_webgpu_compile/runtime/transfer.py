@@ -96,8 +96,6 @@ class Transfers:
         self._staging: dict[int, list[Handle]] = {}
         self._uploads: deque[_UploadStaging] = deque()
         self._written = 0
-        self.bytes_uploaded = 0
-        self.bytes_downloaded = 0
 
     def upload(
         self, buffer: AnyBuffer, source: Any, offset: int = 0, is_idle: bool = False
@@ -114,8 +112,6 @@ class Transfers:
         _check(buffer, offset, nbytes, "an upload")
         if not nbytes:
             return
-        with self._lock:
-            self.bytes_uploaded += nbytes
         if is_idle or self._queue.is_empty:
             self._put(buffer, offset, address, nbytes)
         elif nbytes <= _RECORDED and not offset % 4 and _ends_with_word(buffer, offset + nbytes):
@@ -179,8 +175,6 @@ class Transfers:
             return
         rest = -len(data) % 4
         self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
-        with self._lock:
-            self.bytes_uploaded += len(data)
 
     def _count_written(self, nbytes: int) -> None:
         """Submits now and then: the provider keeps what was written until the next submit."""
@@ -222,8 +216,6 @@ class Transfers:
         if len(ranges) == 1 and 0 < ranges[0][2] <= _FEW:
             buffer, offset, nbytes, address = ranges[0]
             _check(buffer, offset, nbytes, "a download")
-            with self._lock:
-                self.bytes_downloaded += nbytes
             self._read(buffer, offset, nbytes, address, self._status.pending(), True)
             return
         started = self.start_download([entry[:3] for entry in ranges])
@@ -255,8 +247,6 @@ class Transfers:
         """
         for buffer, offset, nbytes in ranges:
             _check(buffer, offset, nbytes, "a download")
-        with self._lock:
-            self.bytes_downloaded += sum([entry[2] for entry in ranges])
         reports = self._status.pending() if any(entry[2] for entry in ranges) else []
         return Download(self, ranges, reports)
 

@@ -391,7 +391,7 @@ def lose(device: Device, index: int) -> None:
     error = device.lost_error(f"a tensor was on {devices.NAME}:{index}")
     lost = LostBuffer(str(error), error.cause)
     for reference in list(_references.values()):
-        if device.owns(reference.buffer):
+        if reference.buffer.is_of(device.pool):
             reference.buffer = lost
 
 

@@ -104,7 +104,9 @@ def tuner(device: Device, folder: str | None) -> Tune:
             if not has_few_rows(problem):
                 work[key] = _candidates(group, schedule, problem, units, device.target)
         with suppress(DeviceError):  # of a kernel that the driver refuses; the others are compiled
-            device.compile_many([c.kernel for calls in work.values() for c in calls.values()])
+            device.pipelines.compile_many(
+                [c.kernel for calls in work.values() for c in calls.values()]
+            )
         found = {key: _fastest(key, calls, schedule, device) for key, calls in work.items()}
         if found:
             _add(device.target, folder, found)

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_on_the_device_once(
     device = devices.get_device(0)
     before, uploaded = torch.webgpu.memory_reserved(), counters.bytes_uploaded  # type: ignore[attr-defined]
     # As with a model larger than any buffer may be.
-    monkeypatch.setattr(device._pool, "_max_nbytes", sum(nbytes.values()) * 3 // 4)
+    monkeypatch.setattr(device.pool, "_max_nbytes", sum(nbytes.values()) * 3 // 4)
 
     model = load(folder, dtype=dtype, device_map={"": "webgpu"})
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -134,7 +134,7 @@ def test_a_recording_says_who_allocated(unlimited: None, tmp_path: Path) -> None
     assert snapshot["device_traces"][0] == []
     assert any(b["frames"] for segment in snapshot["segments"] for b in segment["blocks"])
     memory._record_memory_history(None)
-    assert type(devices.get_device(0)._pool).__name__ == "BufferPool"  # nothing is slower
+    assert type(devices.get_device(0).pool).__name__ == "BufferPool"  # nothing is slower
     del y, z
     with pytest.raises(ValueError, match="'alloc'"):
         memory._record_memory_history(context="everything")

@@ -121,11 +121,11 @@ def test_a_batch_size_that_fits_is_found():
 
     torch.webgpu.empty_cache()
     device = devices.get_device(0)
-    device.limit_memory(torch.webgpu.memory_reserved() + (40 << 20))
+    device.pool.limit_nbytes = torch.webgpu.memory_reserved() + (40 << 20)
     try:
         assert 0 < fill() <= 40
     finally:
-        device.limit_memory(None)
+        device.pool.limit_nbytes = None
     assert tried[0] == 64
 
 

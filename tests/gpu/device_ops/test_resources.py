@@ -24,7 +24,7 @@ def in_use():
     """(allocated bytes, reserved bytes, live storages)."""
     gc.collect()
     torch.webgpu.synchronize()
-    stats = devices.get_device(0).memory_stats()
+    stats = devices.get_device(0).pool.stats()
     live = len(storages._references)
     return stats["allocated"], stats["reserved"], live
 

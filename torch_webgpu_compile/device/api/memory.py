@@ -54,7 +54,7 @@ def _stats(device: _Device) -> dict[str, int]:
     index = devices.resolve_index(device)
     if not devices.is_opened(index):
         return {}
-    return devices.get_device(index).memory_stats()
+    return devices.get_device(index).pool.stats()
 
 
 def memory_allocated(device: _Device = None) -> int:
@@ -114,7 +114,7 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
     The names are those of ``torch.cuda.host_memory_stats``, as far as they are kept.
     """
-    kept = [device.staging_memory() for device in devices.opened()]
+    kept = [device.transfers.staging() for device in devices.opened()]
     return OrderedDict(
         [
             ("allocated_bytes.current", sum([nbytes for _, nbytes in kept])),
@@ -146,7 +146,7 @@ def reset_peak_memory_stats(device: _Device = None) -> None:
     settle()
     index = devices.resolve_index(device)
     if devices.is_opened(index):
-        devices.get_device(index).reset_peak_memory_stats()
+        devices.get_device(index).pool.reset_peak()
 
 
 def reset_accumulated_memory_stats(device: _Device = None) -> None:
@@ -206,7 +206,7 @@ def set_memory_limit(nbytes: int | None, device: _Device = None) -> None:
 
 
 def _limit(index: int, device: Device) -> None:
-    device.limit_memory(_limits.get(index))
+    device.pool.limit_nbytes = _limits.get(index)
 
 
 def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> None:

@@ -47,10 +47,12 @@ def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list
 
 
 def _segments(index: int, device: Device, with_frames: bool) -> list[dict[str, Any]]:
-    history = device.memory_history()
+    from ...runtime.allocation_history import history_of
+
+    history = history_of(device.pool)
     present = history.present if history is not None and with_frames else {}
     found = []
-    for serial, nbytes, asked in device.memory_blocks():
+    for serial, nbytes, asked in device.pool.blocks():
         address = serial << _ADDRESS_BITS
         used = 0 if asked is None else nbytes
         block = {
@@ -107,20 +109,20 @@ def _record_memory_history(
         raise ValueError(f"enabled={enabled!r}: expected None, 'state' or 'all'")
     if context not in (None, "state", "alloc", "all"):
         raise ValueError(f"context={context!r}: expected None, 'state', 'alloc' or 'all'")
-    from ...runtime.allocation_history import History
+    from ...runtime.allocation_history import History, history_of, record
 
     entries = max_entries if enabled in (True, "all") else 0
 
     def set_up(_: int, opened: Device) -> None:
         if not enabled:
-            opened.record_memory(None)
+            record(opened.pool, None)
             return
         history = History(context, deque(maxlen=entries), frozenset(skip_actions or ()))
-        before = opened.memory_history()
+        before = history_of(opened.pool)
         if before is not None and not clear_history:
             history.present = before.present
             history.events.extend(before.events)
-        opened.record_memory(history)
+        record(opened.pool, history)
 
     settle()
     devices.set_up("memory history", set_up)
@@ -128,10 +130,12 @@ def _record_memory_history(
 
 def _snapshot(device: _Device = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
     """`memory_snapshot` as ``segments``, and what was recorded of each device since then."""
+    from ...runtime.allocation_history import history_of
+
     segments = memory_snapshot()
     traces: list[list[dict[str, Any]]] = []
     for index in range(devices.device_count()):
-        history = devices.get_device(index).memory_history() if devices.is_opened(index) else None
+        history = history_of(devices.get_device(index).pool) if devices.is_opened(index) else None
         traces.append([] if history is None else [_entry(event) for event in history.events])
     return {
         "segments": segments,

@@ -29,7 +29,6 @@ from ...capture.eager.sequence import (
 )
 from ...captured import CapturedGraph, Phase
 from ...compiler import compile_graph, native_operators
-from ...counters import counters
 from ...errors import UnsupportedOp
 from ...ir.lanes import Lanes
 from ...plan.lru_cache import LruCache
@@ -104,7 +103,9 @@ class _Form:
         call, device = self.call, self.device
         options = switched(eager_options())
         lanes = replace(self._lanes, count=count)
-        with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
+        with progress.shown(
+            call.captured.name, lambda: device.pipelines.progress, options.progress
+        ):
             state = compile_graph(call.captured, call.phase, device.target, options, lanes=lanes)
         return state.plan
 
@@ -263,9 +264,7 @@ class _Placing:
         verify_plan(plan)
         changed = (o.mutates for o in plan.outputs if o.mutates is not None)
         signature = Signature(plan, Phase("inference", counted=frozenset(changed)))
-        before = self._device.kernels_compiled
         graph = DeviceGraph(signature, self._device, self._index)
-        counters.add(kernels_compiled=self._device.kernels_compiled - before)
         at = {place: k for k, place in enumerate(self._given)}
         return CompiledOp(
             CapturedCall(

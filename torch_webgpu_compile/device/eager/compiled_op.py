@@ -27,7 +27,6 @@ from ...capture.eager.calls import (
 )
 from ...capture.eager.capture import capture_call
 from ...compiler import compile_graph, loops_of, native_operators
-from ...counters import counters
 from ...errors import UnsupportedOp
 from ...options import CompileOptions, resolve
 from ...runtime.buffers import AnyBuffer
@@ -420,14 +419,12 @@ def _graph(
 ) -> tuple[DeviceGraph, bool]:
     """The compiled graph of a call, and whether PyTorch's switch for determinism matters to it."""
     device = devices.get_device(index)
-    with progress.shown(call.captured.name, lambda: device.compile_progress, options.progress):
+    with progress.shown(call.captured.name, lambda: device.pipelines.progress, options.progress):
         state = compile_graph(call.captured, call.phase, device.target, options)
         changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
         phase = replace(call.phase, counted=frozenset(changed) - uncounted)
         signature = Signature(state.plan, phase)
-        before = device.kernels_compiled
         graph = DeviceGraph(signature, device, index, loops_of(state))
-        counters.add(kernels_compiled=device.kernels_compiled - before)
         return graph, state.depends_on_determinism
 
 
