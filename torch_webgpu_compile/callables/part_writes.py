@@ -1,17 +1,18 @@
 """Writes into a part of a storage that touch nothing but that part: by copies, or by a kernel.
 
-The kernel is the second half of ``as_strided_scatter``, which copies a buffer and then updates the
-copy: here the update is made in the buffer itself. Sizes, strides and the offset are parameters, so
-that a few kernels do for all. Elements are moved as integers of their size; those of less than 4
-bytes share words with others, which the kernel leaves as they are.
+The kernel is that of ``as_strided_scatter``, whose result takes the place of what it changes.
+Sizes, strides and the offset are parameters, so that a few kernels do for all. Elements are moved
+as integers of their size; those of less than 4 bytes share words with others, which the kernel
+leaves as they are.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from itertools import product
+from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from ..compiler import compile_graph
 from ..counters import counters
 from ..errors import UnsupportedOp
 from ..options import resolve
-from ..plan.model import Dispatch, Plan
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
 from ..symbolic.sizes import storage_span
@@ -37,28 +37,6 @@ _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT = (1 << 31) - 1  # what a kernel's parameter holds
 _MAX_LAUNCHERS = 1 << 12
 _MAX_RUNS = 64  # a part with more runs of contiguous words than this is written by the kernel
-
-_lock = threading.Lock()
-_launchers: dict[tuple[Any, ...], _ResolvedWrite | None] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _ResolvedWrite:
-    """A kernel at its sizes, and the position of the value among its two buffers."""
-
-    launch: Launcher
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """A part of memory, by its dimensions of more than one element, none of which can be merged.
-
-    The last one is innermost in the value, which is contiguous; ``strides`` are the target's.
-    """
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 def write_part(target: Tensor, value: Tensor) -> None:
@@ -77,12 +55,9 @@ def _copy_runs(value: Tensor, target: Tensor) -> bool:
     while dim and (sizes[dim - 1] == 1 or strides[dim - 1] == length):
         length *= sizes[dim - 1]
         dim -= 1
-    runs = 1
-    for size in sizes[:dim]:
-        runs *= size
     words = length * itemsize % 4 == 0 and offset_at(data_ptr(target)) % 4 == 0
     words = words and all(s * itemsize % 4 == 0 for s in strides[:dim])
-    if not words or runs > _MAX_RUNS:
+    if not words or prod(sizes[:dim]) > _MAX_RUNS:
         return False
     value = value.contiguous()
     device = devices.get_device(target.get_device())
@@ -91,11 +66,8 @@ def _copy_runs(value: Tensor, target: Tensor) -> bool:
     if start % 4:
         return False
     nbytes = length * itemsize
-    for run in range(runs):
-        position, rest = 0, run
-        for size, stride in zip(reversed(sizes[:dim]), reversed(strides[:dim]), strict=True):
-            rest, i = divmod(rest, size)
-            position += i * stride
+    for run, place in enumerate(product(*map(range, sizes[:dim]))):
+        position = sum(map(mul, place, strides))
         device.copy(read, start + run * nbytes, written, end + position * itemsize, nbytes)
     return True
 
@@ -110,32 +82,23 @@ def write(target: Tensor, value: Tensor) -> bool:
         > limit - BINDING_ALIGNMENT
     ):
         return _write_halves(target, value)
-    runs, value = _runs(target, value)
+    sizes, strides, value = _runs(target, value)
     itemsize = target.element_size()
     start = offset_at(data_ptr(target))
     binding = binding_start(start)
-    key = target.get_device(), itemsize, runs.sizes, runs.strides, (start - binding) // itemsize
-    resolved = _launchers.get(key)
-    if resolved is None:
-        if key in _launchers:
-            return False
-        resolved = _resolve(key, *key)
-        if resolved is None:
-            return False
+    launch = _launcher(target.get_device(), itemsize, sizes, strides, (start - binding) // itemsize)
+    if launch is None:
+        return False
     memory = buffer_of(target)
-    bound = memory.slice(binding) if binding else memory
-    buffers = [bound, buffer_of(value)]
-    resolved.launch(buffers if resolved.value else buffers[::-1])
-    memory.version = 0
-    counters.add_call(resolved.launch.dispatch_count, 0, 0)
+    launch([memory.slice(binding) if binding else memory, buffer_of(value)])
+    counters.add_call(launch.dispatch_count, 0, 0)
     return True
 
 
 def forget() -> None:
     """Drops all compiled kernels, which are compiled again when they are needed."""
-    with _lock:
-        _launchers.clear()
-        _kernel.cache_clear()
+    _launcher.cache_clear()
+    _kernel.cache_clear()
 
 
 def _write_halves(target: Tensor, value: Tensor) -> bool:
@@ -151,8 +114,12 @@ def _write_halves(target: Tensor, value: Tensor) -> bool:
     )
 
 
-def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
-    """The dimensions to loop over, and the value with as many elements in that order."""
+def _runs(target: Tensor, value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], Tensor]:
+    """Sizes and the target's strides of the dimensions to loop over, and the value in that order.
+
+    None of these dimensions has one element or can be merged with another one. The last is
+    innermost in the value, which is contiguous.
+    """
     dims = [
         (value.stride(k), k)
         for k, size in enumerate(target.shape)
@@ -178,67 +145,34 @@ def _runs(target: Tensor, value: Tensor) -> tuple[_Runs, Tensor]:
         else:
             sizes.append(size)
             strides.append(stride)
-    return _Runs(tuple(sizes), tuple(strides)), value
+    return tuple(sizes), tuple(strides), value
 
 
-def _resolve(
-    key: tuple[Any, ...],
-    index: int,
-    itemsize: int,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-) -> _ResolvedWrite | None:
-    with _lock:
-        if key not in _launchers:
-            if len(_launchers) >= _MAX_LAUNCHERS:
-                _launchers.clear()
-            try:
-                _launchers[key] = _at(index, itemsize, sizes, strides, offset)
-            except UnsupportedOp:
-                _launchers[key] = None
-        return _launchers[key]
-
-
-def _at(
-    index: int,
-    itemsize: int,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-) -> _ResolvedWrite | None:
+@lru_cache(_MAX_LAUNCHERS)
+def _launcher(
+    index: int, itemsize: int, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Launcher | None:
+    """Writes a value, the second of two buffers, into the first; None where no kernel does."""
     length = offset + storage_span(sizes, strides)
     if itemsize not in _UNITS or length > _MAX_INT:
         return None
-    kernel = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)
-    values = dict(zip(kernel.symbols, (length, offset, *sizes, *strides), strict=False))
-    launcher = kernel.executor.launcher(values)
-    return _ResolvedWrite(launcher, launcher.names.index(kernel.value))
-
-
-@dataclass(frozen=True, slots=True)
-class _CompiledWrite:
-    """A compiled write.
-
-    Attributes:
-        symbols: the names of the length, the offset, the sizes and the strides.
-        value: the plan buffer of the value.
-    """
-
-    executor: Executor
-    symbols: tuple[str, ...]
-    value: str
+    try:
+        executor, symbols = _kernel(index, itemsize, len(sizes), bool(strides) and strides[-1] == 1)
+    except UnsupportedOp:
+        return None
+    return executor.launcher(dict(zip(symbols, (length, offset, *sizes, *strides), strict=False)))
 
 
 @cache
-def _kernel(index: int, itemsize: int, rank: int, unit_stride: bool) -> _CompiledWrite:
+def _kernel(
+    index: int, itemsize: int, rank: int, unit_stride: bool
+) -> tuple[Executor, tuple[str, ...]]:
+    """A compiled write; the names of its length, offset, sizes and strides."""
     device = devices.get_device(index)
     captured, symbols = _captured(_UNITS[itemsize], rank, unit_stride)
     options = resolve(options={"fallback": "error"})
     plan = compile_graph(captured, Phase("inference"), device.target, options).plan
-    written, value = _without_copy(plan)
-    executor = Executor(written, device, max_programs=_MAX_LAUNCHERS)
-    return _CompiledWrite(executor, symbols, value)
+    return Executor(plan, device, max_programs=_MAX_LAUNCHERS), symbols
 
 
 class _Symbols:
@@ -261,7 +195,7 @@ class _Symbols:
 def _captured(
     dtype: torch.dtype, rank: int, unit_stride: bool
 ) -> tuple[CapturedGraph, tuple[str, ...]]:
-    """``as_strided_scatter`` of all memory up to the last element, and its symbols."""
+    """``as_strided_scatter`` into all memory up to the last element, and its symbols."""
     symbols = _Symbols()
     length, offset = symbols.make("length"), symbols.make("offset")
     sizes = [symbols.make(f"size{k}") for k in range(rank)]
@@ -287,27 +221,7 @@ def _captured(
     layout = [scalar(size) for size in sizes], [scalar(stride) for stride in strides]
     scatter = torch.ops.aten.as_strided_scatter.default
     result = graph.call_function(scatter, (memory, value, *layout, scalar(offset)))
-    result.meta["val"] = fake([length])
-    graph.output((result,))
+    written = graph.call_function(torch.ops.aten.copy_.default, (memory, result))
+    result.meta["val"] = written.meta["val"] = fake([length])
+    graph.output(())
     return CapturedGraph("write", GraphModule({}, graph), frozenset()), tuple(symbols.names)
-
-
-def _without_copy(plan: Plan) -> tuple[Plan, str]:
-    """The plan without its first step, the copy of its first input; the name of the other input."""
-    memory, value = plan.inputs[0].buffer, plan.inputs[1].buffer
-    assert memory is not None
-    assert value is not None
-    copy, *rest = plan.steps
-    dispatches = [step for step in plan.steps if isinstance(step, Dispatch)]
-    uses = [any(binding.buffer == memory for binding in step.bindings) for step in dispatches]
-    assert uses == [True] + [False] * len(rest), "a scatter starts with a copy"
-    assert isinstance(copy, Dispatch)
-    assert copy.kernel == 0
-    buffers = {name: buffer for name, buffer in plan.buffers.items() if name != memory}
-    steps = tuple(replace(step, kernel=step.kernel - 1) for step in dispatches[1:])
-    return (
-        replace(
-            plan, kernels=plan.kernels[1:], buffers=buffers, steps=steps, inputs=plan.inputs[1:]
-        ),
-        value,
-    )
