@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..capture.graph.aot import unwrapped
 from ..compiler import Loops
@@ -21,7 +21,6 @@ from ..options import CompileOptions, resolve
 from ..plan import serialize
 from ..plan.cache import sources_digest
 from ..plan.cache_folder import digest_of
-from ..plan.codec import Codec, codec_of
 from ..plan.model import HostStep
 from ..plan.verify import verify_plan
 from ..runtime.device import Device, device_for
@@ -33,9 +32,6 @@ from .compiled_graph import CompiledGraph, PlanAt
 from .device_graph import DeviceGraph
 from .host_graph import HostGraph
 from .signature import Signature
-
-_FIELDS = ("phase", "static_inputs")
-"""Of `Signature`."""
 
 _OPTIONS = ("fusion", "deterministic", "fill_empty")
 """Of `CompileOptions`: what decides about code."""
@@ -94,24 +90,15 @@ def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
 def _signature_of(content: dict[str, Any]) -> Signature:
     """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
     text: str = content["plan"]
-    if content["digest"] != digest_of((text.encode(), content["loops"])):
-        raise ValueError("the plan has another checksum")
+    if content["digest"] != digest_of((text.encode(), content["loops"], content["signature"])):
+        raise ValueError("the plan or its signature has another checksum")
     plan = serialize.loads(text)
     verify_plan(plan)
     for part in plan.all_plans:
         for step in part.steps:
             if isinstance(step, HostStep):
                 find_overload(step.target)
-    given, codecs = content["signature"], _codecs()
-    if set(given) != set(codecs):
-        raise TypeError("the signature has other fields")
-    return Signature(plan, **{f: codec.decode(given[f]) for f, codec in codecs.items()})
-
-
-def _codecs() -> dict[str, Codec]:
-    """The codecs of the fields of a signature that are stored."""
-    hints = get_type_hints(Signature)
-    return {name: codec_of(hints[name]) for name in _FIELDS}
+    return Signature(plan, *pickle.loads(content["signature"]))
 
 
 def keep(name: str, compiled: Any, options: CompileOptions) -> None:
@@ -127,6 +114,7 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
     if not isinstance(compiled, CompiledGraph) or compiled.plans_at:
         return
     text = serialize.dumps(compiled.plan).decode()
+    signature = pickle.dumps((compiled.signature.phase, compiled.signature.static_inputs))
     loops, graph = compiled.plan_at, b""
     if isinstance(loops, Loops):
         graph = pickle.dumps(loops.graph)
@@ -136,13 +124,10 @@ def keep(name: str, compiled: Any, options: CompileOptions) -> None:
         "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
         "checked": options.checked,
         "plan": text,
-        "digest": digest_of((text.encode(), graph)),
+        "digest": digest_of((text.encode(), graph, signature)),
         "loops": graph,
         "options": {field: getattr(options, field) for field in _OPTIONS},
-        "signature": {
-            name: codec.encode(getattr(compiled.signature, name))
-            for name, codec in _codecs().items()
-        },
+        "signature": signature,
     }
     PrecompileContext.record_artifact(Artifact(name, content))
 
