@@ -19,14 +19,13 @@ class Counters:
         bytes_downloaded: bytes copied from GPU buffers to CPU tensors.
     """
 
-    _NUMBERS = (
-        "kernels_compiled",
-        "plans_compiled",
-        "plan_cache_hits",
-        "dispatches",
-        "bytes_uploaded",
-        "bytes_downloaded",
-    )
+    kernels_compiled: int
+    plans_compiled: int
+    plan_cache_hits: int
+    dispatches: int
+    bytes_uploaded: int
+    bytes_downloaded: int
+    _NUMBERS = tuple(__annotations__)
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,32 +34,15 @@ class Counters:
     def reset(self) -> None:
         """Sets every count to zero."""
         with self._lock:
-            self.kernels_compiled = 0
-            self.plans_compiled = 0
-            self.plan_cache_hits = 0
-            self.dispatches = 0
-            self.bytes_uploaded = 0
-            self.bytes_downloaded = 0
+            for name in self._NUMBERS:
+                setattr(self, name, 0)
             self.fallbacks: Counter[str] = Counter()
 
-    def add(
-        self,
-        *,
-        kernels_compiled: int = 0,
-        plans_compiled: int = 0,
-        plan_cache_hits: int = 0,
-        dispatches: int = 0,
-        bytes_uploaded: int = 0,
-        bytes_downloaded: int = 0,
-    ) -> None:
-        """Adds to several counts at once, safely from any thread."""
+    def add(self, **numbers: int) -> None:
+        """Adds to several counts, by their names, at once, safely from any thread."""
         with self._lock:
-            self.kernels_compiled += kernels_compiled
-            self.plans_compiled += plans_compiled
-            self.plan_cache_hits += plan_cache_hits
-            self.dispatches += dispatches
-            self.bytes_uploaded += bytes_uploaded
-            self.bytes_downloaded += bytes_downloaded
+            for name, number in numbers.items():
+                setattr(self, name, getattr(self, name) + number)
 
     def add_call(self, dispatches: int, bytes_uploaded: int, bytes_downloaded: int) -> None:
         """Adds one call of a compiled graph. Cheaper than `add`: it is on every call's path."""

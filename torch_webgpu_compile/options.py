@@ -36,6 +36,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from .errors import OptionError
@@ -153,14 +154,6 @@ def _cache(name: str, value: Any) -> str | None:
     return None if value in ("0", 0, False) else _folder(name, value)
 
 
-def _fallback(name: str, value: Any) -> str:
-    return _choice(name, value, FALLBACK_POLICIES)
-
-
-def _provider(name: str, value: Any) -> str:
-    return _choice(name, value, PROVIDERS)
-
-
 def _progress(name: str, value: Any) -> str:
     return _choice(
         name, str(int(value)) if isinstance(value, (bool, int)) else value, PROGRESS_POLICIES
@@ -172,20 +165,16 @@ Parser = Callable[[str, Any], Any]
 _ENVIRONMENT: dict[str, tuple[str, Parser]] = {
     "TORCH_WEBGPU_DEBUG": ("debug", _stages),
     "TORCH_WEBGPU_DUMP": ("dump", _folder),
-    "TORCH_WEBGPU_FALLBACK": ("fallback", _fallback),
+    "TORCH_WEBGPU_FALLBACK": ("fallback", partial(_choice, choices=FALLBACK_POLICIES)),
     "TORCH_WEBGPU_CHECKED": ("checked", _flag),
     "TORCH_WEBGPU_CACHE": ("cache", _cache),
     "TORCH_WEBGPU_PROGRESS": ("progress", _progress),
     "TORCH_WEBGPU_ADAPTER": ("adapter", lambda _, value: str(value)),
-    "TORCH_WEBGPU_PROVIDER": ("provider", _provider),
+    "TORCH_WEBGPU_PROVIDER": ("provider", partial(_choice, choices=PROVIDERS)),
 }
+_NOT_OPTIONS = ("adapter", "provider")  # they belong to the process
 _OPTIONS: dict[str, Parser] = {
-    "debug": _stages,
-    "dump": _folder,
-    "fallback": _fallback,
-    "checked": _flag,
-    "cache": _cache,
-    "progress": _progress,
+    **{field: parse for field, parse in _ENVIRONMENT.values() if field not in _NOT_OPTIONS},
     "fusion": _flag,
 }
 
