@@ -16,7 +16,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from ..errors import DeviceError, DeviceLostError, OutOfMemoryError, human_bytes
+from ..errors import DeviceError, OutOfMemoryError, human_bytes
 from .interface import COPY_DST, COPY_SRC, STORAGE, UNIFORM, Handle
 from .native import NativeBackend
 from .queue import CommandQueue
@@ -165,22 +165,16 @@ class GpuBuffer:
 
 
 class LostBuffer(GpuBuffer):
-    """Stands for memory that was lost with its device: every use raises DeviceLostError.
+    """Stands for memory that was lost with its device.
 
-    Args:
-        message: for the user.
-        cause: as `DeviceLostError.cause`.
+    Attributes:
+        error: makes the error that every use raises.
     """
 
-    __slots__ = ("_cause", "_message")
+    __slots__ = ("error",)
 
-    def __init__(self, message: str, cause: str) -> None:
-        self._message = message
-        self._cause = cause
-
-    def error(self) -> DeviceError:
-        """The error of every use."""
-        return DeviceLostError(self._message, self._cause)
+    def __init__(self, error: Callable[[], DeviceError]) -> None:
+        self.error = error
 
     @property
     def memory(self) -> GpuBuffer:
@@ -200,20 +194,9 @@ class LostBuffer(GpuBuffer):
 
 
 class EmptiedBuffer(LostBuffer):
-    """Stands for memory that its owner gave back while tensors are there: uses raise DeviceError.
-
-    Args:
-        message: for the user.
-    """
+    """Stands for memory that its owner gave back while tensors are there."""
 
     __slots__ = ()
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "")
-
-    def error(self) -> DeviceError:
-        """The error of every use."""
-        return DeviceError(self._message)
 
 
 class BufferSlice:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from types import MethodType
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError
+from ..errors import DeviceError, DeviceLostError
 from ..runtime.buffers import AnyBuffer, EmptiedBuffer, LostBuffer
 from ..runtime.device import Device, GpuBuffer
 from ..target import BINDING_ALIGNMENT
@@ -375,10 +375,11 @@ def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
     buffer = reference.buffer
     if nbytes == 0:
         if not isinstance(buffer, LostBuffer):
-            reference.buffer = EmptiedBuffer(
+            message = (
                 f"the memory of a webgpu tensor was given back by resize_(0) of its storage of "
                 f"{whole} bytes; resize it before the tensor is used"
             )
+            reference.buffer = EmptiedBuffer(lambda: DeviceError(message))
     elif isinstance(buffer, EmptiedBuffer):
         reference.buffer = devices.get_device(devices.index_of(storage.device)).allocate(whole)
     elif isinstance(buffer, LostBuffer):
@@ -389,7 +390,7 @@ def resize(storage: torch.UntypedStorage, nbytes: int) -> None:
 def lose(device: Device, index: int) -> None:
     """Makes every use of the tensors on a lost device raise DeviceLostError; frees their memory."""
     error = device.lost_error(f"a tensor was on {devices.NAME}:{index}")
-    lost = LostBuffer(str(error), error.cause)
+    lost = LostBuffer(partial(DeviceLostError, str(error), error.cause))
     for reference in list(_references.values()):
         if reference.buffer.is_of(device.pool):
             reference.buffer = lost

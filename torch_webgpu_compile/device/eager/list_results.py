@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import DeviceError
 from ...runtime.buffers import EmptiedBuffer
 from ...symbolic.sizes import storage_span
 from ...tensors import storages
@@ -16,8 +17,10 @@ from ...torch_private import _storage_Use_Count, _use_count
 from .list_layouts import Description, KnownList
 
 _none_yet = EmptiedBuffer(
-    "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
-    "error before this one): compute it again"
+    lambda: DeviceError(
+        "a webgpu tensor has no contents, as the operators failed that were to compute it (see the "
+        "error before this one): compute it again"
+    )
 )
 
 
