@@ -7,7 +7,6 @@ and so do the values that a forward graph saves for its backward graph (`saved_o
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -19,6 +18,7 @@ from torch import Tensor
 from ..captured import saved_tensors_have_hooks
 from ..counters import counters
 from ..errors import DeviceLostError
+from ..plan.lru_cache import LruCache
 from ..plan.model import view_at
 from ..runtime.buffers import AnyBuffer
 from ..runtime.composed import ComposedExecutor, GpuTensor
@@ -92,7 +92,7 @@ class HostGraph(CompiledGraph):
         self.executor.lock = self._lock
         self.forget()
         self._static = static_buffers(device)
-        self._static.add_user(self)
+        self._static.add_user(self.forget)
 
     def _with(self, signature: Signature) -> HostGraph:
         return HostGraph(signature, self.device)
@@ -103,7 +103,7 @@ class HostGraph(CompiledGraph):
     def forget(self) -> None:
         """Drops the references to GPU copies of parameters; the next call looks them up again."""
         self._last: dict[bool, _Taken] = {}
-        self._taken: OrderedDict[tuple[int, tuple[int, ...]], _Taken] = OrderedDict()
+        self._taken = LruCache[tuple[int, tuple[int, ...]], _Taken](_MOST_TAKEN)
 
     def reclaim(self) -> None:
         """`forget`, unless a call is running."""
@@ -264,14 +264,10 @@ class HostGraph(CompiledGraph):
         if taken is None or taken.recipes is not recipes or taken.copies.addresses != addresses:
             key = id(recipes), addresses  # the signature keeps them
             all_taken = self._taken
-            taken = all_taken.get(key)
+            taken = all_taken.find(key)
             if taken is None:
-                taken = all_taken[key] = _Taken(
-                    recipes, StaticCopies(self._static, tensors, recipes)
-                )
-            if len(all_taken) > _MOST_TAKEN:
-                all_taken.popitem(last=False)
-            all_taken.move_to_end(key)
+                copies = StaticCopies(self._static, tensors, recipes)
+                taken = all_taken.keep(key, _Taken(recipes, copies))
             self._last[states] = taken
         return taken
 

@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from ..runtime.device import Device, GpuBuffer, unless_held
 from ..symbolic.sizes import are_alike, storage_span
 from ..torch_private import TensorBase, is_traceable_wrapper_subclass
 from . import fingerprints
+from .signature import StaticRecipe
 
 data_ptr: Callable[[Tensor], int] = TensorBase.data_ptr
 _get_version: Callable[[Tensor], int] = TensorBase._version.__get__  # type: ignore[attr-defined]
@@ -77,17 +78,6 @@ class StaticCopy:
         self.contents = 0
 
 
-class User(Protocol):
-    """Holds on to buffers of a `StaticBuffers`."""
-
-    def forget(self) -> None:
-        """Drops the references to buffers of storages that have died.
-
-        It is called by finalisers, in any thread and at any point of a program, so it must not take
-        locks or wait.
-        """
-
-
 _View = tuple[Any, ...]
 
 
@@ -124,7 +114,7 @@ class StaticBuffers:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._storages: dict[int, _Storage] = {}
-        self._users: tuple[weakref.ref[User], ...] = ()
+        self._users: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self.generation = self.invalidation = next(_generations)
         self.lock = threading.RLock()
         device.add_reclaimable(self)
@@ -135,11 +125,15 @@ class StaticBuffers:
         storages = tuple(self._storages.values())
         return "copies of CPU parameters", sum(storage.nbytes for storage in storages)
 
-    def add_user(self, user: User) -> None:
-        """``user.forget`` will be called (while it is alive) when a storage dies."""
+    def add_user(self, forget: Callable[[], None]) -> None:
+        """``forget``, a method, will be called (while its object is alive) when a storage dies.
+
+        It drops references to buffers of storages that have died. It is called by finalisers, in
+        any thread and at any point of a program, so it must not take locks or wait.
+        """
         with self.lock:
             alive = tuple(reference for reference in self._users if reference() is not None)
-            self._users = (*alive, weakref.ref(user))
+            self._users = (*alive, weakref.WeakMethod(forget))
 
     def copy_of(self, tensor: Tensor, strides: tuple[int, ...]) -> StaticCopy:
         """The copy that is laid out with ``strides`` (in elements), perhaps to be filled first."""
@@ -208,9 +202,9 @@ class StaticBuffers:
     def _forget(self) -> None:
         self.generation = next(_generations)
         for reference in self._users:
-            user = reference()
-            if user is not None:
-                user.forget()
+            forget = reference()
+            if forget is not None:
+                forget()
 
     def upload(self, tensor: Tensor, strides: tuple[int, ...], buffer: GpuBuffer) -> None:
         """Copies a CPU tensor, laid out in ``strides``, to ``buffer``."""
@@ -248,18 +242,6 @@ def drop(device: Device) -> None:
 # ---- the copies that one graph takes
 
 
-class WantedLayout(Protocol):
-    """How a plan wants a tensor: see `signature.StaticRecipe`."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in elements."""
-
-    @property
-    def counted(self) -> int:
-        """Version increments since the last call that are known not to be changes."""
-
-
 class StaticCopies:
     """Up-to-date copies of some tensors, in the order of ``layouts``: what one graph takes.
 
@@ -269,7 +251,7 @@ class StaticCopies:
     Args:
         owner: whose copies they are.
         tensors: on the CPU.
-        layouts: how each of them is wanted.
+        layouts: how a plan wants each of them.
 
     Attributes:
         addresses: of the tensors.
@@ -277,7 +259,7 @@ class StaticCopies:
     """
 
     def __init__(
-        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[WantedLayout]
+        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[StaticRecipe]
     ) -> None:
         self._owner = owner
         self._layouts = layouts
