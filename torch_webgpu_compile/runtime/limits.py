@@ -111,12 +111,21 @@ def _dispatch_seconds(device: Device) -> float:
 
 
 def _replay(
-    device: Device, kernel: Kernel, grid: tuple[Expr, Expr, Expr], count: int = 1
+    device: Device,
+    kernel: Kernel,
+    grid: tuple[Expr, Expr, Expr],
+    count: int = 1,
+    numel: int = 4,
 ) -> BoundPlan:
-    """Dispatches of a kernel whose only buffer is a vector of four f32."""
-    buffer = PlanBuffer("result", "intermediate", float32, (as_expr(4),), (ONE,), ZERO, as_expr(16))
-    step = Dispatch(0, (Binding("result"),), grid, (), ZERO, ZERO, ZERO)
-    plan = Plan("limits", (kernel,), {"result": buffer}, (step,) * count, (), ())
+    """So many dispatches of a kernel on vectors of ``numel`` f32, one for each of its bindings."""
+    buffers = {
+        name: PlanBuffer(
+            name, "intermediate", float32, (as_expr(numel),), (ONE,), ZERO, as_expr(4 * numel)
+        )
+        for name in (f"vector{k}" for k in range(len(kernel.bindings)))
+    }
+    step = Dispatch(0, tuple(map(Binding, buffers)), grid, (), ZERO, ZERO, ZERO)
+    plan = Plan("limits", (kernel,), buffers, (step,) * count, (), ())
     return Executor(plan, device).bind()
 
 
@@ -128,18 +137,10 @@ def _copy(device: Device, rounds: int) -> float:
     kernel = Kernel(
         "copy", "limits", _COPY, (KernelBinding(False), KernelBinding(True)), (_THREADS, 1, 1)
     )
-    buffers = {
-        name: PlanBuffer(
-            name, "intermediate", float32, (as_expr(numel),), (ONE,), ZERO, as_expr(nbytes)
-        )
-        for name in ("source", "result")
-    }
     workgroups = -(-numel // (4 * _THREADS))
     across = min(workgroups, target.max_grid)
     grid = (as_expr(across), as_expr(-(-workgroups // across)), ONE)
-    bindings = (Binding("source"), Binding("result"))
-    step = Dispatch(0, bindings, grid, (), ZERO, ZERO, ZERO)
-    bound = Executor(Plan("limits", (kernel,), buffers, (step,), (), ()), device).bind()
+    bound = _replay(device, kernel, grid, numel=numel)
     return 2 * nbytes / best_seconds(bound.replay, device, _SECONDS, rounds)
 
 
