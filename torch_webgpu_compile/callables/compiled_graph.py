@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ..host_steps.device_calls import DeviceCalls
 from ..host_steps.host_calls import HostCalls
 from ..host_steps.plan_host import PlanHost
 from ..plan.lru_cache import LruCache
-from ..plan.model import Plan
-from ..runtime.composed import ComposedExecutor
+from ..plan.model import Plan, view_at
+from ..runtime.buffers import GpuBuffer
+from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device
 from ..runtime.executor import Executor
 from .signature import Signature, SignatureVariant
@@ -107,6 +107,25 @@ class CompiledGraph(ABC):
     def _with(self, signature: Signature) -> CompiledGraph:
         """A graph with another plan, on the same device."""
 
+    def layouts(self, variant: SignatureVariant) -> Sequence[tuple[int, str, GpuTensor]]:
+        """The tensors among the arguments of a composed plan: (position, name, without memory)."""
+        if variant.resolved is None:
+            nothing, buffers = self.device.allocate(0), self.plan.buffers
+            variant.resolved = [
+                (k, name, GpuTensor(nothing, layout.dtype, *view_at(layout, variant.sizes)))
+                for k, name in enumerate(entry.buffer for entry in self.plan.inputs)
+                if name is not None and (layout := buffers[name])
+            ]
+        found: Sequence[tuple[int, str, GpuTensor]] = variant.resolved
+        return found
+
+    def run_composed(
+        self, variant: SignatureVariant, arguments: Sequence[Any]
+    ) -> tuple[SignatureVariant, dict[str, GpuBuffer]]:
+        """Runs a composed plan: what its results are, and in which memory."""
+        assert isinstance(self.executor, ComposedExecutor)
+        return self.signature.composed(variant, arguments, self.executor(arguments))
+
     def _specialize(self, variant: SignatureVariant) -> CompiledGraph:
         """The graph for sizes at which this one's plan cannot run, made if need be.
 
@@ -119,6 +138,7 @@ class CompiledGraph(ABC):
             found = self._specialized.find(key)
             if found is None:
                 plan = self.plan_at(variant.sizes)
-                found = self._with(replace(self.signature, plan=plan))
+                signature = self.signature
+                found = self._with(Signature(plan, signature.phase, signature.static_inputs))
                 self._specialized.keep(key, found)
             return found

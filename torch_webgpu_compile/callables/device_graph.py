@@ -22,9 +22,8 @@ from ..captured import Phase
 from ..counters import counters
 from ..errors import SharedMemoryError
 from ..plan.lru_cache import max_resolved_sizes
-from ..plan.model import HostStep, view_at
+from ..plan.model import HostStep
 from ..runtime.buffers import SMALL_NBYTES, AnyBuffer, BufferSlice, round_up
-from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device, GpuBuffer
 from ..runtime.executor import Executor
 from ..runtime.launcher import Launcher
@@ -37,7 +36,7 @@ from ..tensors.generators import draw_seeds
 from .call_data import CallData
 from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .part_writes import write_part
-from .signature import MutationRecipe, Signature, SignatureVariant, TensorRecipe, UploadRecipe
+from .signature import InputRecipe, MutationRecipe, Signature, SignatureVariant, TensorRecipe
 from .static_copies import same_layout, with_layout
 
 
@@ -103,7 +102,7 @@ class _Many:
 
     __slots__ = ("_given", "_known", "_offsets_nbytes", "_places", "_strides")
 
-    def __init__(self, inputs: Sequence[tuple[UploadRecipe, int]]) -> None:
+    def __init__(self, inputs: Sequence[tuple[InputRecipe, int]]) -> None:
         recipes = [recipe for recipe, _ in inputs]
         self._given = [recipe.position for recipe in recipes]
         self._places = [place for _, place in inputs]
@@ -165,7 +164,7 @@ class _ResolvedCall:
 
     sections: tuple[_Section, ...]
     buffers: list[GpuBuffer | None]
-    inputs: tuple[tuple[UploadRecipe, int], ...]
+    inputs: tuple[tuple[InputRecipe, int], ...]
     tensors: tuple[tuple[int, int, int], ...]
     data: tuple[tuple[int, int], ...]
     constants: list[Any] | None
@@ -176,7 +175,7 @@ class _ResolvedCall:
     dispatch_count: int
     alone: bool
     many: _Many | None = None
-    others: Sequence[tuple[UploadRecipe, int]] | None = None
+    others: Sequence[tuple[InputRecipe, int]] | None = None
     order: Callable[[list[Any]], tuple[Any, ...]] | None = None
 
     def on(self, memory: Sequence[AnyBuffer | None]) -> list[Any]:
@@ -190,10 +189,10 @@ class _ResolvedCall:
         buffers.pop()
         return buffers
 
-    def sort_inputs(self, values: Sequence[Any]) -> Sequence[tuple[UploadRecipe, int]]:
+    def sort_inputs(self, values: Sequence[Any]) -> Sequence[tuple[InputRecipe, int]]:
         """Sets ``many`` and ``others`` by what a call gives; returns ``others``."""
-        tensors: list[tuple[UploadRecipe, int]] = []
-        others: list[tuple[UploadRecipe, int]] = []
+        tensors: list[tuple[InputRecipe, int]] = []
+        others: list[tuple[InputRecipe, int]] = []
         for entry in self.inputs:
             (tensors if isinstance(values[entry[0].position], Tensor) else others).append(entry)
         if len(tensors) < storages.FEWEST_OF_MANY:
@@ -410,16 +409,15 @@ class DeviceGraph(CompiledGraph):
     def _run_composed(self, variant: SignatureVariant, values: list[Any]) -> list[Any]:
         if self.device.is_lost:
             self._rebind()
-        executor = self.executor
-        assert isinstance(executor, ComposedExecutor)
         arguments = values[:]
-        for position, tensor, recipe in variant.resolved or self._layouts(variant):
-            memory: AnyBuffer = tensor.memory
-            if recipe is not None:
-                memory = self._memory(values[position], recipe)
-            start = memory.offset_nbytes // tensor.dtype.itemsize
-            arguments[position] = replace(tensor, memory=memory.memory, offset=start)
-        variant, memory_of = self.signature.composed(variant, arguments, executor(arguments))
+        for position, _, layout in self.layouts(variant):
+            arguments[position] = layout
+        for recipe in variant.uploads:
+            layout = arguments[recipe.position]
+            memory = self._memory(values[recipe.position], recipe)
+            start = memory.offset_nbytes // layout.dtype.itemsize
+            arguments[recipe.position] = replace(layout, memory=memory.memory, offset=start)
+        variant, memory_of = self.run_composed(variant, arguments)
         results = list(variant.constants)
         for tensor in variant.tensors:
             made = _Made.of(tensor, _Kept(0, None, 0))
@@ -433,23 +431,6 @@ class DeviceGraph(CompiledGraph):
         for output, argument in self.signature.phase.forwarded:
             results[output] = values[argument]
         return results
-
-    def _layouts(
-        self, variant: SignatureVariant
-    ) -> list[tuple[int, GpuTensor, UploadRecipe | None]]:
-        """The tensors among the arguments of a composed plan; without recipes those not read."""
-        recipes = {recipe.position: recipe for recipe in variant.uploads}
-        nothing = self.device.allocate(0)
-        variant.resolved = found = [
-            (
-                position,
-                GpuTensor(nothing, buffer.dtype, *view_at(buffer, variant.sizes)),
-                recipes.get(position),
-            )
-            for position, entry in enumerate(self.plan.inputs)
-            if entry.buffer is not None and (buffer := self.plan.buffers[entry.buffer])
-        ]
-        return found
 
     def _find(
         self, resolved: _ResolvedCall, values: Sequence[Any], buffers: list[Any]
@@ -577,7 +558,7 @@ class DeviceGraph(CompiledGraph):
 
     # ---- in
 
-    def _memory(self, tensor: Tensor, recipe: UploadRecipe) -> AnyBuffer:
+    def _memory(self, tensor: Tensor, recipe: InputRecipe) -> AnyBuffer:
         """The memory of an argument, laid out as the plan expects it."""
         if tensor.device != self._own and tensor.device.type != devices.NAME:
             return self._uploaded(tensor, recipe)
@@ -594,7 +575,7 @@ class DeviceGraph(CompiledGraph):
             return buffer.slice(offset)
         return self._copied(tensor, recipe)
 
-    def _copied(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+    def _copied(self, tensor: Tensor, recipe: InputRecipe) -> GpuBuffer:
         """New memory with an argument on the device, laid out as the plan expects it."""
         itemsize = tensor.element_size()
         storage = storages.new_storage(recipe.offset_nbytes + recipe.nbytes, self.index)
@@ -610,7 +591,7 @@ class DeviceGraph(CompiledGraph):
             target.copy_(tensor)
         return storages.buffer_of(target)
 
-    def _uploaded(self, tensor: Tensor, recipe: UploadRecipe) -> GpuBuffer:
+    def _uploaded(self, tensor: Tensor, recipe: InputRecipe) -> GpuBuffer:
         """New memory with an argument that is on the host."""
         nbytes, start = recipe.nbytes, recipe.offset_nbytes
         if not nbytes:

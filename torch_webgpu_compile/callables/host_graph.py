@@ -19,9 +19,7 @@ from ..captured import saved_tensors_have_hooks
 from ..counters import counters
 from ..errors import DeviceLostError
 from ..plan.lru_cache import LruCache
-from ..plan.model import view_at
 from ..runtime.buffers import AnyBuffer
-from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device, GpuBuffer, reopened, unless_held
 from ..runtime.executor import BoundPlan, Executor
 from ..runtime.status import Reports
@@ -29,7 +27,7 @@ from ..torch_private import _empty_strided_cpu
 from . import saved_on_gpu
 from .compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .saved_on_gpu import SavedOnGpu
-from .signature import MutationRecipe, Signature, SignatureVariant, StaticRecipe, UploadRecipe
+from .signature import InputRecipe, MutationRecipe, Signature, SignatureVariant
 from .static_copies import (
     StaticCopies,
     data_ptr,
@@ -60,7 +58,7 @@ class _Taken:
         bound: what was bound last to nothing else, and whose reports.
     """
 
-    recipes: tuple[StaticRecipe, ...]
+    recipes: tuple[InputRecipe, ...]
     copies: StaticCopies
     errors: int = -1
     externals: dict[str, GpuBuffer] = field(default_factory=dict)
@@ -82,7 +80,7 @@ class HostGraph(CompiledGraph):
         self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
     ) -> None:
         self._lock = threading.RLock()
-        self._static_of = _getter([entry.position for entry in signature.constant])
+        self._static_of = _getter(signature.constant)
         self._is_half_written = False  # a failed call may have changed arguments
         super().__init__(signature, device, plan_at)
         watch_optimizers()
@@ -146,29 +144,19 @@ class HostGraph(CompiledGraph):
         return results
 
     def _call_composed(self, values: list[Any], variant: SignatureVariant) -> list[Any]:
-        executor = self.executor
-        assert isinstance(executor, ComposedExecutor)
-        memory: dict[str, AnyBuffer] = {**self._take_constant(values, variant).externals}
+        memory = dict(self._take_constant(values, variant).externals)
         passed, states = self._take_changing(values, variant)
         memory |= passed
-        sizes, uploaded = variant.sizes, 0
+        uploaded = 0
         for recipe in variant.uploads:
             if recipe.buffer not in memory:
                 memory[recipe.buffer] = self.device.allocate(recipe.nbytes)
                 uploaded += self._upload_one(values[recipe.position], recipe, memory[recipe.buffer])
-        if variant.resolved is None:
-            nothing, buffers = self.device.allocate(0), self.plan.buffers
-            variant.resolved = [
-                (k, name, GpuTensor(nothing, buffers[name].dtype, *view_at(buffers[name], sizes)))
-                for k, name in enumerate(entry.buffer for entry in self.plan.inputs)
-                if name is not None
-            ]
         arguments = values[:]
-        for position, name, tensor in variant.resolved:
+        for position, name, tensor in self.layouts(variant):
             arguments[position] = replace(tensor, memory=memory.get(name, tensor.memory))
         try:
-            made = executor(arguments)
-            outcome, found = self.signature.composed(variant, arguments, made)
+            outcome, found = self.run_composed(variant, arguments)
             stay = () if saved_tensors_have_hooks() else outcome.saved_buffers
             fresh = {name: found[name] for name, _ in (*stay, *outcome.updated_buffers)}
             results, downloaded = self._results(values, outcome, found, fresh, states)
@@ -257,7 +245,7 @@ class HostGraph(CompiledGraph):
         return copies
 
     def _take(
-        self, tensors: Sequence[Tensor], recipes: tuple[StaticRecipe, ...], states: bool = False
+        self, tensors: Sequence[Tensor], recipes: tuple[InputRecipe, ...], states: bool = False
     ) -> _Taken:
         addresses = tuple(map(data_ptr, tensors))
         taken = self._last.get(states)
@@ -292,7 +280,7 @@ class HostGraph(CompiledGraph):
             total += self._upload_one(tensor, recipe, bound.buffer(recipe.buffer))
         return total
 
-    def _upload_one(self, tensor: Tensor, recipe: UploadRecipe, buffer: AnyBuffer) -> int:
+    def _upload_one(self, tensor: Tensor, recipe: InputRecipe, buffer: AnyBuffer) -> int:
         """Uploads an argument; the bytes of it."""
         if tensor.stride() != recipe.strides:
             tensor = with_layout(tensor, recipe.strides)

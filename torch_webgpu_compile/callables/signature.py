@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,45 +25,25 @@ from ..plan.model import (
     PlanBuffer,
     PlanOutput,
     View,
-    names_of,
     view_at,
 )
 from ..plan.size_sources import SizeSource, size_sources, symbols_of_plan
 from ..runtime.buffers import GpuBuffer
 from ..runtime.composed import GpuTensor, Value
+from ..runtime.sized import touched
 from ..symbolic.sizes import ZERO, Expr, Symbol, evaluate, storage_span, symbols_of
 from ..target import BINDING_ALIGNMENT
 from ..torch_ops.dtypes import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class InputEntry:
-    """A tensor argument that the plan reads. ``static``: a parameter or buffer of a module."""
+class InputRecipe:
+    """A tensor argument that the plan reads: ``nbytes`` laid out with ``strides`` (in elements).
 
-    position: int
-    buffer: str
-    static: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StaticRecipe:
-    """A static argument: ``nbytes`` laid out with ``strides`` (in elements).
-
-    ``counted``: how often its version is incremented before each call for what the call changes.
-    """
-
-    position: int
-    buffer: str
-    strides: tuple[int, ...]
-    nbytes: int
-    counted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UploadRecipe:
-    """An argument that may differ at every call: ``nbytes`` laid out with ``strides``.
-
-    ``offset_nbytes``: where its first element lies in the plan buffer.
+    Attributes:
+        offset_nbytes: where its first element lies in the plan buffer.
+        counted: how often its version is incremented before each call for what the call changes,
+            if it is static.
     """
 
     position: int
@@ -71,6 +51,7 @@ class UploadRecipe:
     strides: tuple[int, ...]
     nbytes: int
     offset_nbytes: int = 0
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +103,7 @@ class SignatureVariant:
         sizes: values of the plan's size symbols.
         static: the static inputs without the next ones; one object for variants with equal ones.
         states: static inputs that the graph changes; one object in the same way.
-        uploads: the other tensor inputs.
+        uploads: the other tensor inputs, which may differ at every call.
         constants: results that are not tensors; None in place of a tensor.
         ragged: results that are a multiple of a nested tensor's ragged size, which is no number:
             (position, that of the argument, factor).
@@ -135,9 +116,9 @@ class SignatureVariant:
     """
 
     sizes: dict[str, int]
-    static: tuple[StaticRecipe, ...]
-    states: tuple[StaticRecipe, ...]
-    uploads: tuple[UploadRecipe, ...]
+    static: tuple[InputRecipe, ...]
+    states: tuple[InputRecipe, ...]
+    uploads: tuple[InputRecipe, ...]
     constants: tuple[Any, ...]
     tensors: tuple[TensorRecipe, ...]
     mutations: tuple[MutationRecipe, ...]
@@ -160,7 +141,6 @@ class SignatureVariant:
 _INFERENCE = Phase("inference")
 
 
-@dataclass(eq=False)
 class Signature:
     """See the module.
 
@@ -169,37 +149,32 @@ class Signature:
         phase: what the graph is for, of which the plan was made.
         static_inputs: positions of parameters and buffers.
 
+    Attributes:
+        constant: positions of those that the plan only reads.
+
     Raises:
         UnsupportedOp: a size of the plan does not follow from the arguments.
     """
 
-    plan: Plan
-    phase: Phase = _INFERENCE
-    static_inputs: frozenset[int] = frozenset()
-    inputs: tuple[InputEntry, ...] = field(init=False)
-    constant: tuple[InputEntry, ...] = field(init=False)
-    _sources: tuple[SizeSource, ...] = field(init=False)
-    _demands: SymbolicDemands = field(init=False)
-    _recipes: dict[tuple[StaticRecipe, ...], tuple[StaticRecipe, ...]] = field(init=False)
-    _variants: LruCache[tuple[int, ...], SignatureVariant] = field(init=False)
-    _only: SignatureVariant | None = field(init=False)
-    _outcomes: LruCache[tuple[_Shown | None, ...], _Outcome] = field(init=False)
-
-    def __post_init__(self) -> None:
-        used = _buffers_read(self.plan)
-        self.inputs = tuple(
-            InputEntry(position, entry.buffer, position in self.static_inputs)
-            for position, entry in enumerate(self.plan.inputs)
+    def __init__(
+        self, plan: Plan, phase: Phase = _INFERENCE, static_inputs: frozenset[int] = frozenset()
+    ) -> None:
+        self.plan, self.phase, self.static_inputs = plan, phase, static_inputs
+        used = touched(plan)
+        self._inputs = [
+            (position, entry.buffer)
+            for position, entry in enumerate(plan.inputs)
             if entry.buffer is not None and entry.buffer in used
-        )
-        changed = {output.mutates for output in self.plan.outputs}
-        self.constant = tuple(e for e in self.inputs if e.static and e.position not in changed)
-        self._sources = size_sources(self.plan, self.phase.complex_inputs)
-        self._demands = SymbolicDemands(self.plan)
-        self._recipes = {}
-        self._variants = LruCache(max_resolved_sizes(self.plan.dispatch_count))
-        self._only = None
-        self._outcomes = LruCache(max_resolved_sizes(self.plan.dispatch_count))
+        ]
+        constant = static_inputs - {output.mutates for output in plan.outputs}
+        self.constant = tuple(position for position, _ in self._inputs if position in constant)
+        self._sources = size_sources(plan, phase.complex_inputs)
+        self._demands = SymbolicDemands(plan)
+        self._recipes: dict[tuple[InputRecipe, ...], tuple[InputRecipe, ...]] = {}
+        most = max_resolved_sizes(plan.dispatch_count)
+        self._variants = LruCache[tuple[int, ...], SignatureVariant](most)
+        self._only: SignatureVariant | None = None
+        self._outcomes = LruCache[tuple[_Shown | None, ...], _Outcome](most)
 
     def variant(self, values: Sequence[Any]) -> SignatureVariant:
         """The signature for these arguments."""
@@ -245,23 +220,22 @@ class Signature:
 
     def _resolve(self, sizes: dict[str, int]) -> SignatureVariant:
         buffers = self.plan.buffers
-        static: list[StaticRecipe] = []
-        states: list[StaticRecipe] = []
-        uploads: list[UploadRecipe] = []
-        for entry in self.inputs:
-            buffer = buffers[entry.buffer]
+        static: list[InputRecipe] = []
+        states: list[InputRecipe] = []
+        uploads: list[InputRecipe] = []
+        constant, counted = set(self.constant), self.static_inputs & self.phase.counted
+        for position, name in self._inputs:
+            buffer = buffers[name]
             view, itemsize = view_at(buffer, sizes), buffer.dtype.itemsize
             nbytes, offset = storage_span(*view[:2]) * itemsize, view[2] * itemsize
-            if entry.position in self.phase.complex_inputs:
+            if position in self.phase.complex_inputs:
                 view = _of_complex(view)
-            strides = view[1]
-            if entry.static:
-                is_constant = entry in self.constant
-                counted = int(not is_constant and entry.position in self.phase.counted)
-                recipe = StaticRecipe(entry.position, entry.buffer, strides, nbytes, counted)
-                (static if is_constant else states).append(recipe)
+            times = int(position in counted and position not in constant)
+            recipe = InputRecipe(position, name, view[1], nbytes, offset, times)
+            if position not in self.static_inputs:
+                uploads.append(recipe)
             else:
-                uploads.append(UploadRecipe(entry.position, entry.buffer, strides, nbytes, offset))
+                (static if position in constant else states).append(recipe)
         is_known = self.plan.plans is None  # of a composed plan, a call's steps decide
         returned = [output for output in self.plan.outputs if output.mutates is None]
         outcome = self._outcome(self._shown(sizes)) if is_known else _Outcome()
@@ -486,14 +460,6 @@ def _with_nbytes(
     buffers: Mapping[str, PlanBuffer], names: Iterable[str], sizes: Mapping[str, int]
 ) -> Iterable[tuple[str, int]]:
     return [(name, buffers[name].nbytes_for(sizes)) for name in names]
-
-
-def _buffers_read(plan: Plan) -> set[str]:
-    """Buffers that a step touches or an output shows: an input outside of these is not uploaded."""
-    used = {output.buffer for output in plan.outputs if output.buffer is not None}
-    if plan.preparation is not None:
-        used.update(i.buffer for i in plan.preparation.inputs if i.buffer is not None)
-    return used.union(*(names_of(step)[0] for step in plan.steps))
 
 
 # ---- sizes

@@ -31,7 +31,7 @@ from ..runtime.device import Device, GpuBuffer, unless_held
 from ..symbolic.sizes import are_alike, storage_span
 from ..torch_private import TensorBase, is_traceable_wrapper_subclass
 from . import fingerprints
-from .signature import StaticRecipe
+from .signature import InputRecipe
 
 data_ptr: Callable[[Tensor], int] = TensorBase.data_ptr
 _get_version: Callable[[Tensor], int] = TensorBase._version.__get__  # type: ignore[attr-defined]
@@ -63,10 +63,9 @@ class StaticCopy:
         identity, version: of the tensor that it was last copied from or known to be equal to; None
             if it has to be copied again.
         seen: all of these words then.
-        contents: another number after the buffer got other contents.
     """
 
-    __slots__ = ("address", "buffer", "contents", "identity", "seen", "version", "words")
+    __slots__ = ("address", "buffer", "identity", "seen", "version", "words")
 
     def __init__(self, buffer: GpuBuffer) -> None:
         self.buffer = buffer
@@ -75,7 +74,6 @@ class StaticCopy:
         self.identity = 0
         self.version: int | None = None
         self.seen = b""
-        self.contents = 0
 
 
 _View = tuple[Any, ...]
@@ -259,7 +257,7 @@ class StaticCopies:
     """
 
     def __init__(
-        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[StaticRecipe]
+        self, owner: StaticBuffers, tensors: Sequence[Tensor], layouts: Sequence[InputRecipe]
     ) -> None:
         self._owner = owner
         self._layouts = layouts
@@ -274,11 +272,6 @@ class StaticCopies:
         self._generation = self._invalidation = -1
         self.addresses = tuple(map(data_ptr, tensors))
         self.buffers: list[GpuBuffer] = []
-
-    @property
-    def contents(self) -> list[int]:
-        """A number for each copy, which changes when the same buffer gets other contents."""
-        return [copy.contents for copy in self._copies]
 
     def are_current(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the buffers still hold what the tensors hold; these have the same addresses."""
@@ -318,7 +311,6 @@ class StaticCopies:
                 self._copies[k].version = None
             seen = _seen([self._copies[k] for k in stale])
             for k in stale:
-                self._copies[k].contents += 1
                 self._owner.upload(tensors[k], self._layouts[k].strides, self._copies[k].buffer)
             self.buffers = [copy.buffer for copy in self._copies]
             self._know(tensors, versions, seen)
@@ -332,14 +324,12 @@ class StaticCopies:
         with self._owner.lock:
             self._seen = fingerprints.read(self._words)
             for copy, buffer in zip(self._copies, buffers, strict=True):
-                copy.contents += 1
                 copy.buffer = copy.buffer if buffer is None else buffer
             self.buffers = [copy.buffer for copy in self._copies]
             self._know(tensors, _versions(tensors), _seen(self._copies))
-            if None in buffers:
-                self._versions = None
-                for copy, buffer in zip(self._copies, buffers, strict=True):
-                    copy.version = None if buffer is None else copy.version
+            for copy, buffer in zip(self._copies, buffers, strict=True):
+                if buffer is None:
+                    copy.version = self._versions = None
 
     def _take(self, tensors: Sequence[Tensor]) -> None:
         """The copies of the tensors as they are now, some of them new."""

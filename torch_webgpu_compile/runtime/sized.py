@@ -22,6 +22,7 @@ from ..plan.model import (
     Plan,
     PlanBuffer,
     bound_nbytes,
+    names_of,
 )
 from ..plan.numbers import HostNumber, number_bits
 from ..symbolic.sizes import INT32, evaluate
@@ -155,6 +156,14 @@ def size_plan(
     return _Sizer(plan, device, sizes, pipelines, parameters, sliced).size()
 
 
+def touched(plan: Plan) -> set[str]:
+    """Buffers that a step uses or an output shows: an input outside of these needs no memory."""
+    used = {output.buffer for output in plan.outputs if output.buffer is not None}
+    if plan.preparation is not None:
+        used.update(entry.buffer for entry in plan.preparation.inputs if entry.buffer)
+    return used.union(*(names for step in plan.steps for names in names_of(step)))
+
+
 @dataclass
 class _Sizer:
     """`size_plan`, whose arguments these are."""
@@ -173,21 +182,12 @@ class _Sizer:
         own = [name for role in last for name in buffers if buffers[name].role == role]
         names = [*others, *self.plan.prepared, *own]
         self._positions = {name: position for position, name in enumerate(names)}
-        untouched = self._untouched()
+        inputs = {name for name, buffer in buffers.items() if buffer.role == "input"}
+        untouched = inputs - touched(self.plan)  # as the target of ``copy_``
         self._nbytes = {
             name: MIN_NBYTES if name in untouched else _buffer_nbytes(buffers[name], self.sizes)
             for name in names
         }
-
-    def _untouched(self) -> set[str]:
-        """Inputs that no step uses, as the target of ``copy_``: they need no memory."""
-        plan = self.plan
-        touched = {name for step in plan.steps for name in step.buffers}
-        touched |= {output.buffer for output in plan.outputs if output.buffer is not None}
-        if plan.preparation is not None:
-            touched |= {entry.buffer for entry in plan.preparation.inputs if entry.buffer}
-        inputs = {name for name, buffer in plan.buffers.items() if buffer.role == "input"}
-        return inputs - touched
 
     def size(self) -> SizedPlan:
         dispatches = [step for step in self.plan.steps if isinstance(step, Dispatch)]
