@@ -77,10 +77,7 @@ class CountingBackend:
     def wait(self, submission: int | None = None) -> None:
         pass
 
-    def write_buffer(self, handle: Any, offset: int, address: int, nbytes: int) -> None:
-        pass
-
-    def write_bytes(self, handle: Any, data: bytes) -> None:
+    def write_buffer(self, handle: Any, offset: int, source: int | bytes, nbytes: int) -> None:
         pass
 
     def fill_staging(self, handle: Any, address: int, nbytes: int, submission: int | None) -> None:

@@ -106,8 +106,8 @@ def provider_calls(device: Any) -> tuple[dict[str, Call], dict[str, Call]]:
         ),
     }
     writing: dict[str, Call] = {
-        f"part: write_buffer of {nbytes} B": lambda nbytes=nbytes: backend.write_bytes(
-            source.handle, data[:nbytes]
+        f"part: write_buffer of {nbytes} B": lambda nbytes=nbytes: backend.write_buffer(
+            source.handle, 0, data[:nbytes], nbytes
         )
         for nbytes in (4, 16 << 10)
     }

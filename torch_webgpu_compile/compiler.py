@@ -204,11 +204,6 @@ def _verify_hoisted(program: Program[LoopGraph], before: LoopGraph, state: Compi
     verify_prepared(program)
 
 
-def _verify_groupings(program: Program[Grouping], before: object, state: Compilation) -> None:
-    for part in program.parts:
-        verify_grouping(part)
-
-
 def _verify_each(verify: Callable[[Any, Target], None]) -> Callable[[Any, Any, Compilation], None]:
     def both(program: Program[Any], before: object, state: Compilation) -> None:
         for part in program.parts:
@@ -235,7 +230,9 @@ CAPTURED = Form(
 GRAPH = Form("LoopGraph", _verify_graph, format_graph)
 GRAPHS = Form("Program[LoopGraph]", _verify_hoisted, _of_parts(format_graph))
 GROUPS = Form(
-    "Program[Grouping]", _verify_groupings, _of_parts(lambda g: format_schedule(order_groups(g)))
+    "Program[Grouping]",
+    _verify_each(lambda grouping, target: verify_grouping(grouping)),
+    _of_parts(lambda grouping: format_schedule(order_groups(grouping))),
 )
 SCHEDULES = Form("Program[Schedule]", _verify_schedules, _of_parts(format_schedule))
 HARDENED = replace(SCHEDULES, name="Program[Schedule], hardened")

@@ -6,6 +6,6 @@
 ``adapters`` lists GPUs; ``device`` opens one and holds its ``queue`` (the order of all commands),
 ``buffers`` (memory), ``transfer`` (copies) and ``pipelines`` (compiled kernels); ``executor`` runs
 plans: ``sized`` evaluates their sizes, ``program`` binds their memory; ``profiler`` times them.
-``interface`` is what is needed of a provider, and ``native`` does it for all libraries that speak
-``webgpu.h``; ``wgpu_native`` and ``dawn`` are what differs between them, see ``library``.
+``native`` is a device of any library that speaks ``webgpu.h``, in terms of ``interface``;
+``wgpu_native`` and ``dawn`` are what differs between these libraries, see ``library``.
 """

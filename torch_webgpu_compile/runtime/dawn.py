@@ -303,21 +303,18 @@ class Dawn:
         losses = self._reports.losses
         return (cause_of(losses[0]) or "no cause given") if losses else ""
 
-    def mark(self, submission: int) -> Handle:
+    def mark(self, submission: int = 0) -> Handle:
         """A future for everything submitted so far."""
         return self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
 
     def wait(self, mark: Handle | None) -> None:
         """Waits for a future, which is made now unless it was marked."""
-        if mark is None:
-            mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
-        self._wait_awake(mark)
+        self._wait_awake(self.mark() if mark is None else mark)
         self.lib.wgpuInstanceProcessEvents(self._instance)  # frees what was released
 
     def wait_at_most(self, seconds: float) -> bool:
         """Waits for a future that is made now."""
-        mark = self.lib.wgpuQueueOnSubmittedWorkDone(self.queue, self._work_done[0])
-        return _wait_any(self.ffi, self.lib, self._instance, mark, seconds)
+        return _wait_any(self.ffi, self.lib, self._instance, self.mark(), seconds)
 
     def wait_for_map(self, future: Handle, mapped: Signal, submission: int | None) -> None:
         """Waits for the mapping itself, which waits for what uses the buffer."""

@@ -78,7 +78,6 @@ class Launcher:
     __slots__ = (
         "__weakref__",
         "_changed",
-        "_constants",
         "_executor",
         "_known",
         "_only_records",
@@ -103,7 +102,6 @@ class Launcher:
     ) -> None:
         self._executor = executor
         self.sized = sized
-        self._constants = constants
         self._record = executor.device.queue.record
         self._known: dict[tuple[Serial, ...], Sequence[Segment]] = {}
         self._users: Users | None = None
@@ -204,7 +202,7 @@ class Launcher:
         executor = self._executor
         with executor.lock:
             own = () if reports is None else (reports.buffer,)
-            made = self._build([*buffers, *self._constants, *own], serials)
+            made = self._build([*buffers, *self.constants.values(), *own], serials)
             while len(self._known) >= executor.most_bindings:
                 self._known.pop(next(iter(self._known)))  # the oldest: cheaper than the last used
             self._known[serials] = made
@@ -279,24 +277,15 @@ class Preparation:
     Attributes:
         reads: the plan's inputs, by name, in the order of a call's arguments.
         names: as given.
-
-    Raises:
-        DeviceError: the preparation does not compute just these.
     """
 
     def __init__(self, executor: PlanExecutor, names: Sequence[str]) -> None:
-        plan = executor.plan
-        made = [output.buffer for output in plan.outputs]
-        if len(set(names)) != len(made) or set(names) != set(made):
-            raise DeviceError(
-                f"plan {plan.name} computes {made}, which is not what is needed: {list(names)}; "
-                "this is a bug of the planner"
-            )
         self._executor = executor
         self._status = executor.device.status
         self._launcher: Launcher | None = None
         self._known: dict[tuple[Serial, ...], _Prepared] = {}
-        self.reads = tuple(entry.buffer for entry in plan.inputs if entry.buffer is not None)
+        inputs = executor.plan.inputs
+        self.reads = tuple(entry.buffer for entry in inputs if entry.buffer is not None)
         self.names = tuple(names)
         executor.device.add_reclaimable(self)
         executor.device.add_holder(self)

@@ -171,16 +171,15 @@ class NativeBackend:
     def __del__(self) -> None:
         self._release_dropped()
 
-    def write_buffer(self, handle: Handle, offset: int, address: int, nbytes: int) -> None:
-        """Copies host memory into a buffer before the next submit; multiples of 4 bytes."""
-        source = self.ffi.cast("void *", address)
+    def write_buffer(self, handle: Handle, offset: int, source: int | bytes, nbytes: int) -> None:
+        """Copies host memory, bytes or from an address on, into a buffer before the next submit.
+
+        ``offset`` and ``nbytes`` are multiples of 4 bytes.
+        """
+        if isinstance(source, int):
+            source = self.ffi.cast("void *", source)
         with self._upload_guard:
             self.lib.wgpuQueueWriteBuffer(self.queue, handle, offset, source, nbytes)
-
-    def write_bytes(self, handle: Handle, data: bytes) -> None:
-        """`write_buffer` of a few bytes to the start of a buffer; a multiple of 4 bytes."""
-        with self._upload_guard:
-            self.lib.wgpuQueueWriteBuffer(self.queue, handle, 0, data, len(data))
 
     def fill_staging(
         self, handle: Handle, address: int, nbytes: int, submission: int | None

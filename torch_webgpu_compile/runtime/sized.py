@@ -277,11 +277,6 @@ class _Sizer:
             sizes = {**sizes, FIRST_CHECK.name: number}
         values = [_parameter_value(parameter, sizes) for parameter in step.parameters]
         kernel = self.plan.kernels[step.kernel]
-        if len(values) != kernel.parameter_count:
-            raise DeviceError(
-                f"kernel {kernel.name} has {kernel.parameter_count} parameters, its step gives "
-                f"{len(values)}; this is a bug of the planner"
-            )
         relied_on = [_parameter_value(number, sizes) for number in step.narrow]
         wide = [number for number in (*values, *relied_on) if number not in INT32]
         if wide:
@@ -424,11 +419,6 @@ class _Sizer:
 
     def _conflicts(self, step: Dispatch) -> tuple[tuple[int, int], ...]:
         kernel = self.plan.kernels[step.kernel]
-        if len(kernel.bindings) != len(step.bindings):
-            raise DeviceError(
-                f"kernel {kernel.name} has {len(kernel.bindings)} bindings, its step gives "
-                f"{len(step.bindings)}; this is a bug of the planner"
-            )
         pairs = zip(step.bindings, kernel.bindings, strict=True)
         access = [(self._positions[b.buffer], declared.writable) for b, declared in pairs]
         read = dict.fromkeys(position for position, writable in access if not writable)

@@ -173,8 +173,9 @@ class Transfers:
         """`upload` to the start of an idle buffer, without the general case's checks."""
         if not data:
             return
-        rest = -len(data) % 4
-        self._backend.write_bytes(buffer.handle, data + bytes(rest) if rest else data)
+        if len(data) % 4:
+            data += bytes(-len(data) % 4)
+        self._backend.write_buffer(buffer.handle, 0, data, len(data))
 
     def _count_written(self, nbytes: int) -> None:
         """Submits now and then: the provider keeps what was written until the next submit."""
