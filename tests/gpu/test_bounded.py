@@ -130,10 +130,10 @@ def test_memory_of_sizes_that_are_gone_is_freed(monkeypatch: pytest.MonkeyPatch)
         buffer = device.allocate(nbytes + n * (1 << 16))
         device.upload(buffer, bytes(4))
         device.copy(buffer, 0, target, 0, 4)  # an upload alone is no command that is submitted
-        buffer.release()
+        del buffer
         device.queue.flush()
     assert device.pool.stats()["reserved"] - start < 60 * (nbytes + 400 * (1 << 16))
     again = device.allocate(nbytes)  # what is used in between stays
     serial = again.serial
-    again.release()
+    del again
     assert device.allocate(nbytes).serial == serial

@@ -68,9 +68,6 @@ def test_external_buffers_are_used_and_what_was_bound_is_reused(device: Device) 
     assert first.buffer("c") is externals["c"]
     np.testing.assert_array_equal(read(device, first, "c", 100), a + b)
     assert executor.bind({}, externals).segments() is first.segments()
-    externals["a"].release()
-    with pytest.raises(errors.DeviceError, match="after it was released"):
-        executor.bind({}, externals)
     externals["a"] = on_gpu(device, b)
     again = executor.bind({}, externals)
     again.replay()
@@ -409,9 +406,6 @@ def test_launcher_refuses_what_bind_refuses(device: Device) -> None:
         launcher([good[0], good[1], good[0]])
     with pytest.raises(ValueError, match="longer"):
         launcher(good[:2])
-    good[1].release()
-    with pytest.raises(errors.DeviceError, match="after it was released"):
-        launcher(good)
     device.synchronize()
 
 

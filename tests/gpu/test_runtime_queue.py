@@ -201,7 +201,7 @@ def test_memory_is_not_freed_while_commands_use_it(device: Device) -> None:
     source = on_gpu(device, x)
     device.synchronize()
     device.queue.record(Recording([Copy(source.handle, 0, y.handle, 0, 256)], "copy"))
-    source.release()
+    del source
     device.empty_cache()
     np.testing.assert_array_equal(read(device, y, 64), x)
 
@@ -212,7 +212,7 @@ def test_memory_lent_again_while_commands_use_it(device: Device) -> None:
     for content, result in zip(data, results, strict=True):
         gpu = on_gpu(device, content)
         adder(device, gpu, result, 64).replay()
-        gpu.release()
+        del gpu
     for content, result in zip(data, results, strict=True):
         np.testing.assert_array_equal(read(device, result, 64), content + content)
 
@@ -243,7 +243,7 @@ def test_uploads_to_new_buffers_spare_what_is_pending(device: Device, numel: int
         x = on_gpu(device, first)
         adder(device, x, result, numel).replay()
         serial = x.serial
-        x.release()
+        del x
         new = device.upload_new(floats(numel))
         assert new.serial != serial
         np.testing.assert_array_equal(read(device, result, numel), first + first)
@@ -338,7 +338,7 @@ def test_finalisers_in_the_middle_of_a_submit(
         serials.append(temporary.serial)
         copy = Copy(temporary.handle, 0, z.handle, 0, 4)
         device.queue.record(Recording([copy], "copy"))
-        temporary.release()
+        del temporary
         return submit(*arguments)
 
     monkeypatch.setattr(device.backend, "submit", finaliser)

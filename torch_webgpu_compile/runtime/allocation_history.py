@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,12 +120,8 @@ class RecordingPool(BufferPool):
     def _ending(self) -> list[Allocation]:
         found = []
         for loan in list(self.returned):
-            try:
-                allocation = self._lent.get(loan)
-            except TypeError:  # dropped before it was lent
-                continue
-            if allocation is not None:
-                found.append(allocation)
+            with suppress(TypeError):  # of one that was dropped before it was lent
+                found.append(self._lent[loan])
         return found
 
     def _release(self, allocations: Sequence[Allocation]) -> None:

@@ -89,13 +89,15 @@ _Free = tuple[int, Allocation]  # with its serial, by which heaps are ordered wi
 
 
 class GpuBuffer:
-    """GPU memory of at least ``nbytes``; goes back to the pool on `release` or when it is dropped.
+    """GPU memory of at least ``nbytes``; goes back to the pool when it is dropped.
+
+    Submitted work is not affected by that.
 
     Attributes:
         nbytes: as asked for.
-        capacity: usable bytes, a multiple of 16. Raises DeviceError after `release`.
-        handle: the provider's buffer. Raises DeviceError after `release`.
-        serial: identifies the memory (equal for successive loans of it); 0 after `release`.
+        capacity: usable bytes, a multiple of 16.
+        handle: the provider's buffer.
+        serial: identifies the memory (equal for successive loans of it).
         version: identifies the contents, once somebody has asked for it with `know_version`; 0
             while nobody has. Whoever changes the contents of a buffer that others may hold sets it
             to 0, after the commands that do so have been recorded.
@@ -104,7 +106,6 @@ class GpuBuffer:
     # Plain slots, not properties: an eager operator reads them several times per call.
     __slots__ = (
         "__weakref__",
-        "_loan",
         "_pool",
         "capacity",
         "handle",
@@ -114,7 +115,6 @@ class GpuBuffer:
     )
 
     # `BufferPool` sets all of them: an `__init__` would take as long as the rest of an allocation.
-    _loan: weakref.ref[GpuBuffer] | None
     _pool: BufferPool
     capacity: int
     handle: Handle
@@ -142,26 +142,8 @@ class GpuBuffer:
         """The part from ``offset_nbytes``, a multiple of `BINDING_ALIGNMENT`, to the end."""
         return BufferSlice(self, offset_nbytes)
 
-    def release(self) -> None:
-        """Returns the memory to the pool; later uses raise. Submitted work is not affected."""
-        loan, append = self._loan, self._pool.returned.append
-        if loan is not None:
-            self._loan = None
-            self.serial = 0
-            del self.handle, self.capacity
-            append(loan)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("handle", "capacity"):
-            raise DeviceError(
-                f"a GPU buffer of {self.nbytes} bytes was used after it was released; keep the "
-                "tensor that owns it alive"
-            )
-        raise AttributeError(name)
-
     def __repr__(self) -> str:
-        state = "released" if self._loan is None else f"serial {self.serial}"
-        return f"GpuBuffer({self.nbytes} bytes, {state})"
+        return f"GpuBuffer({self.nbytes} bytes, serial {self.serial})"
 
 
 class LostBuffer(GpuBuffer):
@@ -180,9 +162,6 @@ class LostBuffer(GpuBuffer):
     def memory(self) -> GpuBuffer:
         """Raises the error of every use."""
         raise self.error()
-
-    def release(self) -> None:
-        """Nothing is left to return."""
 
     def __getattr__(self, name: str) -> Any:  # of slots that are not set: all of `GpuBuffer`'s
         if name.startswith("_"):
@@ -204,7 +183,7 @@ class BufferSlice:
 
     Attributes:
         offset_nbytes: where it starts, a multiple of `BINDING_ALIGNMENT`.
-        serial: identifies memory and offset; 0 when the buffer had been released.
+        serial: identifies memory and offset.
     """
 
     __slots__ = ("buffer", "capacity", "nbytes", "offset_nbytes", "serial")
@@ -214,11 +193,11 @@ class BufferSlice:
         self.offset_nbytes = offset_nbytes
         self.nbytes = buffer.nbytes - offset_nbytes
         self.capacity = buffer.capacity - offset_nbytes
-        self.serial: Serial = buffer.serial and (buffer.serial, offset_nbytes)
+        self.serial: Serial = (buffer.serial, offset_nbytes)
 
     @property
     def handle(self) -> Handle:
-        """The provider's buffer. Raises DeviceError after `GpuBuffer.release`."""
+        """The provider's buffer."""
         return self.buffer.handle
 
     @property
@@ -361,7 +340,6 @@ class BufferPool:
         buffer.handle = allocation.handle
         buffer.capacity = allocation.capacity
         buffer.serial = allocation.serial
-        buffer._loan = loan
         if free is not None:
             if position == 0:
                 heappop(free)
@@ -414,10 +392,8 @@ class BufferPool:
         while returned:
             loan = returned[0]
             try:
-                allocation = lent.get(loan)
+                allocation = lent[loan]
             except TypeError:  # dropped before it was lent
-                allocation = None
-            if allocation is None:  # released, and then dropped
                 del returned[0]
                 continue
             free = self._free[allocation.usage, allocation.capacity]

@@ -131,8 +131,8 @@ class Executor:
                 are not given belong to the executor; their contents last until its next call.
 
         Raises:
-            DeviceError: a given buffer is released, too small, or bound for reading and for writing
-                by one kernel; or a prepared buffer is missing.
+            DeviceError: a given buffer is too small, or bound for reading and for writing by one
+                kernel; or a prepared buffer is missing.
             OutOfMemoryError: the plan's own buffers do not fit.
         """
         sizes = _NOTHING if sizes is None else sizes

@@ -141,8 +141,8 @@ class Launcher:
         """Records the plan on memory for ``names``. Waits only for host steps.
 
         Raises:
-            DeviceError: a buffer is released, too small, or bound for reading and for writing by
-                one kernel; or pending commands were refused.
+            DeviceError: a buffer is too small, or bound for reading and for writing by one kernel;
+                or pending commands were refused.
             SharedMemoryError: an argument that the plan changes in place shares memory with another
                 one.
         """
