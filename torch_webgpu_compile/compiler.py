@@ -308,11 +308,6 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def _nothing(name: str) -> CapturedGraph:
-    """An empty captured graph, for a compilation that starts with a lowered graph."""
-    return CapturedGraph(name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset())
-
-
 def passes(options: CompileOptions) -> tuple[Pass, ...]:
     """The passes that these options want, in order."""
     return tuple(step for step in PASSES if step.fusion in (None, options.fusion))
@@ -452,7 +447,8 @@ class Loops:
             VerificationError: a pass gave an inconsistent result.
         """
         name = f"{self.graph.name}_{'_'.join(map(str, sizes.values()))[:100]}"
-        state = Compilation(_nothing(name), Phase("inference"), self.target, self.options)
+        nothing = CapturedGraph(name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset())
+        state = Compilation(nothing, Phase("inference"), self.target, self.options)
 
         def sized(captured: CapturedGraph, state: Compilation) -> LoopGraph:
             return replace(at_sizes(self.graph, sizes), name=name)

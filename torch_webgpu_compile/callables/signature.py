@@ -441,15 +441,8 @@ def _of_complex(view: View) -> View:
     return shape[:-1], tuple(stride // 2 for stride in strides[:-1]), offset // 2
 
 
-_COMPLEX = {
-    "float16": torch.complex32,
-    "float32": torch.complex64,
-    "float64": torch.complex128,
-}
-
-
 def _dtype(dtype: DType, is_complex: bool) -> torch.dtype:
-    return _COMPLEX[dtype.name] if is_complex else torch_dtype(dtype)
+    return torch_dtype(dtype).to_complex() if is_complex else torch_dtype(dtype)
 
 
 def _constant(output: PlanOutput, sizes: Mapping[str, int]) -> Any:

@@ -78,7 +78,7 @@ class NativeBackend:
         self._mappings: dict[int, Signal] = {}
         self._abandoned: list[Signal] = []  # C may still call them
         self._dropped_buffers: deque[Handle] = deque()
-        self._dropped_pipelines: deque[Handle] = deque()
+        self.dropped_pipelines: deque[Handle] = deque()
         self._dropped_groups: deque[Handle] = deque()
         self._timestamps = bool(
             self.lib.wgpuDeviceHasFeature(self.device, self.lib.WGPUFeatureName_TimestampQuery)
@@ -151,7 +151,7 @@ class NativeBackend:
         lib = self.lib
         for dropped, release in (
             (self._dropped_groups, lib.wgpuBindGroupRelease),
-            (self._dropped_pipelines, lib.wgpuComputePipelineRelease),
+            (self.dropped_pipelines, lib.wgpuComputePipelineRelease),
             (self._dropped_buffers, self._release_buffer),
         ):
             while dropped:
@@ -240,10 +240,6 @@ class NativeBackend:
     def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Handle, Handle]:
         """(pipeline, bind group layout) of a kernel. Raises ShaderError."""
         return self._pipelines.create(kernel, checked)
-
-    def own_pipeline(self, handle: Handle) -> Handle:
-        """The pipeline as an object that releases it when it is dropped."""
-        return self.ffi.gc(handle, self._dropped_pipelines.append)
 
     def bind_group_maker(
         self, layout: Handle, ranges: Sequence[tuple[int, int]], name: str
@@ -516,7 +512,7 @@ class _Pipelines:
             if module:
                 lib.wgpuShaderModuleRelease(module)
             del keep_label, keep_entry
-        return self._backend.own_pipeline(pipeline), group_layout
+        return ffi.gc(pipeline, self._backend.dropped_pipelines.append), group_layout
 
     def _create_module(self, kernel: Kernel, label: Any, checked: bool) -> Handle:
         ffi, lib = self._backend.ffi, self._backend.lib
