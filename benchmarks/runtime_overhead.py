@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu"))
 
 import numpy as np
-from runtime_plans import SCALE_KERNEL, buffer, chain_plan, dispatch, plan
+from runtime_plans import SCALE_KERNEL, buffer, chain_plan, dispatch, download, plan
 
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
@@ -109,7 +109,7 @@ def main() -> None:
 
         def call() -> None:
             chain.replay()  # noqa: B023
-            device.download(chain.buffer("y"), result)  # noqa: B023
+            download(device, chain.buffer("y"), result)  # noqa: B023
 
         host, whole = microseconds(device, submit, 1), microseconds(device, call, 1)
         gpu = statistics.median(time_steps(chain)) * 1e6

@@ -45,11 +45,11 @@ def main() -> None:
             device.synchronize()
 
         def download() -> None:
-            device.download(gpu, (other.data_ptr(), nbytes))  # noqa: B023
+            device.download_many([(gpu, 0, nbytes, other.data_ptr())])  # noqa: B023
 
         def download_new() -> None:
             fresh = torch.empty(nbytes, dtype=torch.uint8)  # noqa: B023
-            device.download(gpu, (fresh.data_ptr(), nbytes))  # noqa: B023
+            device.download_many([(gpu, 0, nbytes, fresh.data_ptr())])  # noqa: B023
 
         def memcpy() -> None:
             ctypes.memmove(other.data_ptr(), host.data_ptr(), nbytes)  # noqa: B023

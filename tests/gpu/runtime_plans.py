@@ -19,7 +19,9 @@ from torch_webgpu_compile.plan.model import (
     PlanOutput,
     Step,
 )
+from torch_webgpu_compile.runtime.buffers import AnyBuffer
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer
+from torch_webgpu_compile.runtime.transfer import host_memory
 from torch_webgpu_compile.symbolic.sizes import Expr, IntLike, as_expr, ceildiv
 
 ADD = """
@@ -54,9 +56,15 @@ def on_gpu(device: Device, array: np.ndarray) -> GpuBuffer:
     return gpu
 
 
+def download(device: Device, gpu: AnyBuffer, array: Any, offset: int = 0) -> None:
+    """Fills an array from memory on the GPU, from an offset in bytes on."""
+    address, nbytes, _ = host_memory(array)
+    device.download_many([(gpu, offset, nbytes, address)])
+
+
 def read(device: Device, gpu: GpuBuffer, numel: int) -> np.ndarray:
     result = np.empty(numel, np.float32)
-    device.download(gpu, result)
+    download(device, gpu, result)
     return result
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tests.eager_calls import describe, run_eagerly
+from tests.gpu.runtime_plans import download
 from tests.providers import device_in_use
 from torch_webgpu_compile.callables.signature import Signature, bound_offset
 from torch_webgpu_compile.capture.eager.calls import CapturedCall, Output
@@ -74,7 +75,7 @@ class Runner:
             return output.constant if output.size is None else evaluate(output.size, sizes)
         dtype = torch_dtype(self.plan.buffers[output.buffer].dtype)
         data = np.zeros(bound.buffer(output.buffer).nbytes, np.uint8)
-        self.device.download(bound.buffer(output.buffer), data)
+        download(self.device, bound.buffer(output.buffer), data)
         shape = [evaluate(size, sizes) for size in output.sizes]
         strides = [evaluate(stride, sizes) for stride in output.strides]
         assert output.offset is not None

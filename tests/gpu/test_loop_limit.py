@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.compiling import native
+from tests.gpu.runtime_plans import download
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.dtypes import uint32
 from torch_webgpu_compile.options import resolve
@@ -53,7 +54,7 @@ def counted(outer: int, inner: int) -> int:
     memory = device.upload_new(struct.pack("<4I", outer, inner, 3, 0))
     Executor(plan, device).bind({}, {"data": memory}).replay()
     found = torch.zeros(4, dtype=torch.int32)
-    device.download(memory, found.numpy())
+    download(device, memory, found.numpy())
     return int(found[3])
 
 

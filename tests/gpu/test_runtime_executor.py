@@ -17,6 +17,7 @@ from tests.gpu.runtime_plans import (
     buffer,
     chain_plan,
     dispatch,
+    download,
     floats,
     on_gpu,
     plan,
@@ -43,7 +44,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:
     result = np.empty(numel, np.float32)
-    device.download(bound.buffer(name), result)
+    download(device, bound.buffer(name), result)
     return result
 
 
@@ -303,7 +304,7 @@ def test_launcher_with_memory_from_the_pool(device: Device) -> None:
             results.append((x, memory["y"]))
         for x, y in results:
             actual = np.empty_like(x)
-            device.download(y, actual)
+            download(device, y, actual)
             np.testing.assert_array_equal(actual, x * 8)
     assert not executor._owned
     device.empty_cache()
@@ -331,7 +332,7 @@ def test_only_dispatches_with_other_memory_are_bound_again(
         device.upload(memory["x"], x)
         launcher([memory[name] for name in launcher.names])
         actual = np.empty_like(x)
-        device.download(memory["y"], actual)
+        download(device, memory["y"], actual)
         np.testing.assert_allclose(actual, x * 2**10, rtol=1e-6)
         return sorted(bound)
 
@@ -369,7 +370,7 @@ def test_launcher_with_constants_and_host_steps(device: Device) -> None:
         x = floats(8)
         launcher([on_gpu(device, x), device.allocate(32), device.allocate(32), y])
         actual = np.empty_like(x)
-        device.download(y, actual)
+        download(device, y, actual)
         np.testing.assert_array_equal(actual, np.sort(x + 1) + 1)
 
 
@@ -392,7 +393,7 @@ def test_host_step_on_a_constant(device: Device) -> None:
     y = device.allocate(32)
     executor.launcher()([on_gpu(device, x), y])
     actual = np.empty_like(x)
-    device.download(y, actual)
+    download(device, y, actual)
     np.testing.assert_array_equal(actual, x + 2 + 4 * x + 8)
 
 
@@ -453,5 +454,5 @@ def test_what_is_prepared_is_bound_by_name(device: Device) -> None:
 
 def _contents(device: Device, gpu: GpuBuffer, numel: int) -> np.ndarray:
     result = np.empty(numel, np.float32)
-    device.download(gpu, result)
+    download(device, gpu, result)
     return result

@@ -196,32 +196,21 @@ class Device:
         Args:
             buffer: one from an earlier call to use again, which no pending command needs.
 
-        Raises:
-            ValueError: too many bytes.
         """
-        if len(data) > SMALL_NBYTES:
-            raise ValueError(f"{len(data)} bytes are too many for upload_small; use upload_new")
         if buffer is None:  # all of one size, so that they are reused whatever they hold
             buffer = self.pool.allocate(SMALL_NBYTES, SMALL_USAGE, is_idle=True)
         self.transfers.upload_bytes(buffer, data)
         return buffer
 
-    def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
-        """Waits for all work so far and fills host memory from a buffer.
+    def download_many(self, ranges: Sequence[BufferRange]) -> None:
+        """Waits for all work so far and fills host memory, with one submit.
 
         Args:
-            destination: a writable object with the buffer protocol, or (address, nbytes).
-            offset: bytes into the buffer, any value.
+            ranges: (buffer, offset in bytes, nbytes, host address) of each part, of any value.
 
         Raises:
             IndexOutOfRangeError: a kernel before found an index from data out of range.
         """
-        if self.on_wait is not None:
-            self.on_wait()
-        self.transfers.download(buffer, destination, offset)
-
-    def download_many(self, ranges: Sequence[BufferRange]) -> None:
-        """`download` of (buffer, offset, nbytes, address) ranges with one submit and one wait."""
         if self.on_wait is not None:
             self.on_wait()
         self.transfers.download_many(ranges)

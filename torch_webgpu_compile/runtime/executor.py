@@ -4,7 +4,7 @@
     with executor.lock:
         bound = executor.bind(sizes, {"x": x_buffer})
         bound.replay()
-        device.download(bound.buffer("y"), destination)
+        device.download_many([(bound.buffer("y"), 0, nbytes, address)])
 
 Everything is resolved before the call: `bind` evaluates the plan once per set of sizes, and makes
 bind groups once per set of memory; `replay` only records commands.

@@ -40,13 +40,13 @@ _SMALLEST = 64 << 10
 _FEW = 32 << 10  # bytes that certainly fit into the smallest staging buffer, reports included
 
 
-def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
+def host_memory(source: Any) -> tuple[int, int, Any]:
     """(address, nbytes, the object to keep alive) of a buffer-protocol object or (address, nbytes).
 
     At address 0 there are zeros: PyTorch has tensors of zeros that have no memory.
 
     Raises:
-        ValueError: the object is not contiguous, or not writable when it must be.
+        ValueError: the object is not contiguous.
     """
     if isinstance(source, tuple):
         address, nbytes = int(source[0]), int(source[1])
@@ -56,8 +56,6 @@ def host_memory(source: Any, writable: bool = False) -> tuple[int, int, Any]:
     view = memoryview(source)
     if not view.c_contiguous:
         raise ValueError("host memory must be contiguous")
-    if writable and view.readonly:
-        raise ValueError("host memory to download into must be writable")
     if not view.nbytes:
         return 0, 0, view
     array = np.frombuffer(view, dtype=np.uint8)
@@ -201,19 +199,13 @@ class Transfers:
         ctypes.memmove(word.ctypes.data + offset - start, address, nbytes)
         self._write(buffer, start, word.ctypes.data, 4)
 
-    def download(self, buffer: AnyBuffer, destination: Any, offset: int = 0) -> None:
-        """Fills host memory from a buffer, after all work submitted before.
+    def download_many(self, ranges: Sequence[BufferRange]) -> None:
+        """Fills host memory from ranges of buffers, with one submit and one wait (per chunk).
 
         Raises:
-            DeviceError: the range is outside the buffer, or the device failed.
+            DeviceError: a range is outside its buffer, or the device failed.
             IndexOutOfRangeError: a kernel before reported an index. The host memory is as before.
         """
-        address, nbytes, keep = host_memory(destination, writable=True)
-        self.download_many([(buffer, offset, nbytes, address)])
-        del keep
-
-    def download_many(self, ranges: Sequence[BufferRange]) -> None:
-        """`download` of many ranges with one submit and one wait (per chunk)."""
         if len(ranges) == 1 and 0 < ranges[0][2] <= _FEW:
             buffer, offset, nbytes, address = ranges[0]
             _check(buffer, offset, nbytes, "a download")
@@ -289,7 +281,7 @@ class Transfers:
         return _Round(staging, nbytes, total, pieces, submission, reports)
 
     def finish_round(
-        self, current: _Round, addresses: Sequence[int], raises: bool
+        self, current: _Round, addresses: Sequence[int], raises: bool = True
     ) -> IndexOutOfRangeError | None:
         """Waits for a round and copies it out; or gives the error that makes it void."""
         address = self._backend.map(current.staging, current.total, current.submission)
@@ -330,7 +322,7 @@ class Download:
     If it is dropped, so are its staging buffers: they may still be written.
 
     ``reports``: what its first round takes along of them, so that nothing is copied out after an
-    error: what was computed since the last one is void. With None it raises none.
+    error: what was computed since the last one is void.
     ``is_partial``: some of the host memory has been written.
     """
 
@@ -340,12 +332,11 @@ class Download:
         self,
         transfers: Transfers,
         ranges: Sequence[tuple[AnyBuffer, int, int]],
-        reports: list[Reports] | None,
+        reports: list[Reports],
     ) -> None:
         self._transfers = transfers
-        self._raises = reports is not None
         self._started: deque[_Round] = deque()
-        self._rounds = iter(_rounds(ranges, reports or []))
+        self._rounds = iter(_rounds(ranges, reports))
         self._start()
 
     def _start(self) -> None:
@@ -364,7 +355,7 @@ class Download:
                 copied out.
         """
         while self._started:
-            error = self._transfers.finish_round(self._started[0], addresses, self._raises)
+            error = self._transfers.finish_round(self._started[0], addresses)
             del self._started[0]
             if error is not None:
                 self._started.clear()
