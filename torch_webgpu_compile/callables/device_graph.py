@@ -54,24 +54,18 @@ class _Kept:
     constant: GpuBuffer | None
     nbytes: int
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is just the memory at the position."""
-        return self.constant is None and not self.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     """New tensors in memory that the call has filled.
 
     Attributes:
-        position: of the memory among the buffers; -1: ask ``kept``.
+        kept: the memory.
         nbytes: of their storage.
         tensors: (position among the results, then the arguments of `storages.new_tensor`).
     """
 
     kept: _Kept
-    position: int
     nbytes: int
     dtype: torch.dtype
     tensors: tuple[tuple[int, int, Sequence[int], Sequence[int]], ...]
@@ -83,7 +77,6 @@ class _Made:
         views = [(position, *(view or whole)) for position, view in recipe.results]
         return _Made(
             kept,
-            kept.position if kept.is_plain else -1,
             recipe.offset_nbytes + recipe.nbytes,
             recipe.dtype,
             tuple(
@@ -391,9 +384,7 @@ class DeviceGraph(CompiledGraph):
         results = variant.results(values) if constants is None else constants[:]
         index, new_tensor = self.index, storages.new_tensor
         for made in resolved.made:
-            where = made.position
-            filled = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
-            storage = storages.new_storage(made.nbytes, index, filled)
+            storage = storages.new_storage(made.nbytes, index, self._kept(made.kept, buffers))
             for position, offset, sizes, strides in made.tensors:
                 results[position] = new_tensor(storage, made.dtype, sizes, strides, offset, index)
         if resolved.counts:
