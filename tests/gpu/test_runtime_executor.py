@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from tests.gpu.runtime_plans import (
 )
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
-from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep
+from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep, Plan
 from torch_webgpu_compile.runtime import program
+from torch_webgpu_compile.runtime.buffers import AnyBuffer
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
@@ -46,6 +47,19 @@ def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:
     result = np.empty(numel, np.float32)
     download(device, bound.buffer(name), result)
     return result
+
+
+def on_host(whole: Plan, device: Device, function: Callable[..., Sequence[Any]]) -> Any:
+    """A ``host_call`` of a function of (step, contents of what it reads, sizes)."""
+
+    def call(step: HostStep, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]) -> None:
+        arrays = [np.empty(whole.buffers[n].nbytes_for(sizes), np.uint8) for n in step.reads]
+        for name, array in zip(step.reads, arrays, strict=True):
+            download(device, memory[name], array)
+        for name, made in zip(step.outputs, function(step, arrays, sizes), strict=True):
+            device.upload(memory[name], made)
+
+    return call
 
 
 @pytest.mark.parametrize("numel", [1, 63, 1000, 100_003])
@@ -170,7 +184,8 @@ def test_host_step(device: Device) -> None:
         t, x = (array.view(np.float32) for array in arrays)
         return [np.sort(t) + x]
 
-    executor = Executor(plan([ADD_KERNEL], buffers, steps), device, host_call)
+    whole = plan([ADD_KERNEL], buffers, steps)
+    executor = Executor(whole, device, on_host(whole, device, host_call))
     for _ in range(3):
         x = floats(7)
         bound = executor.bind({}, {"x": on_gpu(device, x)})
@@ -179,7 +194,7 @@ def test_host_step(device: Device) -> None:
     assert seen == [("aten.sort.default", {})] * 3
     assert len(time_steps(bound)) == 2
     with pytest.raises(errors.DeviceError, match="host_call"):
-        Executor(plan([ADD_KERNEL], buffers, steps), device)
+        Executor(whole, device)
 
 
 def test_failing_host_step_leaves_the_executor_usable(device: Device) -> None:
@@ -192,7 +207,8 @@ def test_failing_host_step_leaves_the_executor_usable(device: Device) -> None:
 
     step = HostStep("aten.clone.default", ("y",), (HostBuffer("x"),), ())
     buffers = [buffer("x", "input", 3), buffer("y", "output", 3)]
-    executor = Executor(plan([], buffers, [step]), device, host_call)
+    whole = plan([], buffers, [step])
+    executor = Executor(whole, device, on_host(whole, device, host_call))
     x = floats(3)
     bound = executor.bind({}, {"x": on_gpu(device, x)})
     with pytest.raises(KeyError):
@@ -362,7 +378,8 @@ def test_launcher_with_constants_and_host_steps(device: Device) -> None:
     def host_call(step: HostStep, arrays: list[Any], sizes: dict[str, int]) -> Sequence[Any]:
         return [np.sort(arrays[0].view(np.float32))]
 
-    executor = Executor(plan([ADD_KERNEL], buffers, steps, constants), device, host_call)
+    whole = plan([ADD_KERNEL], buffers, steps, constants)
+    executor = Executor(whole, device, on_host(whole, device, host_call))
     launcher = executor.launcher()
     assert launcher.names == ("x", "t", "s", "y")
     y = device.allocate(32)
@@ -384,7 +401,8 @@ def test_host_step_on_a_constant(device: Device) -> None:
         x, k, again, last = (array.view(np.float32) for array in arrays)
         return [x + 2 * k + 4 * again + 8 * last]
 
-    executor = Executor(plan([], buffers, [step], {"k": one.tobytes()}), device, host_call)
+    whole = plan([], buffers, [step], {"k": one.tobytes()})
+    executor = Executor(whole, device, on_host(whole, device, host_call))
     x = floats(8)
     bound = executor.bind({}, {"x": on_gpu(device, x)})
     bound.replay()

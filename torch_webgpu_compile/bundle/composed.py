@@ -25,9 +25,8 @@ class _Host:
         self._device = device
         self.seeds = seeds
 
-    def calls_of(self, plan: Plan) -> tuple[None, None]:
+    def calls_of(self, plan: Plan) -> None:
         """Bundles have no host steps."""
-        return None, None
 
     def run(self, step: HostStep, values: Mapping[str, Any]) -> Sequence[Value]:
         """Bundles have no host steps."""

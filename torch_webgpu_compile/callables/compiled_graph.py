@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from ..host_steps.device_calls import DeviceCalls
-from ..host_steps.host_calls import HostCalls
 from ..host_steps.plan_host import PlanHost
+from ..host_steps.step_calls import StepCalls
 from ..plan.lru_cache import LruCache
 from ..plan.model import Plan, view_at
 from ..runtime.buffers import GpuBuffer
@@ -66,8 +65,7 @@ class CompiledGraph(ABC):
             host = PlanHost(device, self._seed_bytes)
             self.executor = ComposedExecutor(self.plan, device, host, self.plans_at)
         else:
-            on_device = DeviceCalls(self.plan, device)
-            self.executor = Executor(self.plan, device, HostCalls(self.plan), device_call=on_device)
+            self.executor = Executor(self.plan, device, StepCalls(self.plan, device))
         self._specialized.clear()
         self.device = device
         device.add_reclaimable(self)

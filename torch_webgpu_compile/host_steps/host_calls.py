@@ -1,21 +1,18 @@
-"""Runs `HostStep`s: ATen overloads on the CPU, from bytes to bytes."""
+"""Calls ATen overloads with the arguments of host steps and host calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..counters import counters
 from ..errors import DeviceError
 from ..ir.nodes import HostCall
-from ..plan.model import HostStep, Plan, PlanBuffer, view_at
+from ..plan.model import HostStep, PlanBuffer, view_at
 from ..plan.numbers import HostNumber, python_number
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, evaluate, may_overlap
-from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import torch_dtype
 from ..torch_private import OpOverload, _DisableAutocast, tree_leaves
 
@@ -156,54 +153,6 @@ def check_result(step: HostStep, result: torch.Tensor, wanted: torch.Tensor) -> 
 def is_collective(target: str) -> bool:
     """Whether an operator talks to other processes: it has results only when it was waited for."""
     return target.startswith("_c10d_functional.")
-
-
-_ASSERTIONS = frozenset(map(str, ASSERTIONS))
-
-
-class HostCalls:
-    """Runs the host steps of a plan with PyTorch; given to an `Executor` as ``host_call``."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._buffers = plan.buffers
-
-    def __call__(
-        self, step: HostStep, arrays: Sequence[Any], sizes: Mapping[str, int]
-    ) -> list[Any]:
-        """Runs a step.
-
-        Args:
-            arrays: the bytes of the step's `HostBuffer`s, in order.
-            sizes: the values of the plan's size symbols.
-
-        Returns:
-            The bytes of the step's outputs in the layouts of their plan buffers; None for an output
-            without a name.
-        """
-        remaining = iter(arrays)
-
-        def tensor(argument: HostBuffer) -> torch.Tensor:
-            found = tensor_of(self._buffers[argument.buffer], next(remaining), sizes)
-            return laid_out(found, argument.strides, sizes)
-
-        tensors = call_overload(step, tensor, sizes, len(step.outputs))
-        # Only the host can talk to other processes, and raise.
-        if not is_collective(step.target) and step.target not in _ASSERTIONS:
-            counters.add_fallback(step.target)
-        return [
-            None if not name else self._encode(step, self._buffers[name], tensor, sizes)
-            for name, tensor in zip(step.outputs, tensors, strict=True)
-        ]
-
-    def _encode(
-        self, step: HostStep, buffer: PlanBuffer, tensor: torch.Tensor, sizes: Mapping[str, int]
-    ) -> Any:
-        data = np.zeros(evaluate(buffer.nbytes, sizes), np.uint8)
-        made = tensor_of(buffer, data, sizes)
-        check_result(step, tensor, made)
-        if data.size:
-            made.copy_(tensor)
-        return data
 
 
 def tensor_of(buffer: PlanBuffer, data: Any, sizes: Mapping[str, int]) -> torch.Tensor:

@@ -19,8 +19,8 @@ from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import may_overlap, storage_span
 from ..tensors import devices, storages
 from ..torch_ops.dtypes import dtype_of, torch_dtype
-from .device_calls import DeviceCalls
-from .host_calls import HostCalls, called, is_collective
+from .host_calls import called, is_collective
+from .step_calls import StepCalls
 
 
 class PlanHost:
@@ -38,9 +38,9 @@ class PlanHost:
         self._device = device
         self.seeds = draw
 
-    def calls_of(self, plan: Plan) -> tuple[HostCalls, DeviceCalls]:
+    def calls_of(self, plan: Plan) -> StepCalls:
         """What runs the host steps of a nested plan."""
-        return HostCalls(plan), DeviceCalls(plan, self._device)
+        return StepCalls(plan, self._device)
 
     def run(self, step: HostStep, values: Mapping[str, Any]) -> Sequence[Value]:
         """The results of a host step."""

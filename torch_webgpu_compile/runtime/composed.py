@@ -47,8 +47,8 @@ from ..symbolic.sizes import are_alike, evaluate, storage_span
 from ..target import BINDING_ALIGNMENT
 from .buffers import AnyBuffer, BufferSlice, GpuBuffer, round_up
 from .device import Device
-from .executor import Executor, RunDeviceStep, RunHostStep
-from .launcher import Launcher
+from .executor import Executor
+from .launcher import Launcher, RunHostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ PlanAt = Any
 class Host(Protocol):
     """What the process around a plan does for it."""
 
-    def calls_of(self, plan: Plan) -> tuple[RunHostStep | None, RunDeviceStep | None]:
+    def calls_of(self, plan: Plan) -> RunHostStep | None:
         """What runs the host steps of a nested plan."""
 
     def run(self, step: HostStep, values: Mapping[str, Any]) -> Sequence[Value]:
@@ -383,8 +383,7 @@ class _PlainPart:
 
     def __init__(self, plan: Plan, device: Device, host: Host, plan_at: PlanAt | None) -> None:
         self._plan, self._device, self._host, self._plan_at = plan, device, host, plan_at
-        host_call, device_call = host.calls_of(plan)
-        self._executor = Executor(plan, device, host_call, device_call=device_call)
+        self._executor = Executor(plan, device, host.calls_of(plan))
         self._sources = size_sources(plan)
         self._demands = SymbolicDemands(plan)
         self._resolved = LruCache[tuple[Any, ...], "_Resolved | _PlainPart"](

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..errors import DeviceError
 from ..plan.lru_cache import LruCache
@@ -25,16 +23,10 @@ from ..plan.model import STATUS, HostStep, Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
-from .launcher import Launcher, Preparation
+from .launcher import Launcher, Preparation, RunHostStep
 from .program import Segment
 from .sections import Section, divide
-from .sized import HostCommand, SizedPlan, SlicedKernel, size_plan
-
-RunHostStep = Callable[[HostStep, list[Any], dict[str, int]], Sequence[Any]]
-"""(step, its `HostBuffer`s' contents in order as uint8 arrays, sizes) → its outputs' contents."""
-
-RunDeviceStep = Callable[[HostStep, Callable[[str], AnyBuffer], dict[str, int]], None]
-"""Called with (step, the memory of a plan buffer by name, sizes) for a step ``on_device``."""
+from .sized import SizedPlan, SlicedKernel, size_plan
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_BINDINGS = 256
@@ -47,7 +39,6 @@ class Executor:
         plan: what to run.
         device: where.
         host_call: runs `HostStep`s; may be None for a plan without any.
-        device_call: runs those that are ``on_device``.
         max_programs: sets of sizes that stay resolved. A compiled model meets few; an eager
             operator meets many.
 
@@ -70,7 +61,6 @@ class Executor:
         device: Device,
         host_call: RunHostStep | None = None,
         max_programs: int = 16,
-        device_call: RunDeviceStep | None = None,
     ) -> None:
         host_steps = [step.target for step in plan.steps if isinstance(step, HostStep)]
         if host_steps and host_call is None:
@@ -81,7 +71,7 @@ class Executor:
         self.plan = plan
         self.device = device
         self.lock = threading.RLock()
-        self._host_call, self._device_call = host_call, device_call
+        self.host_call = host_call
         self.max_programs = max_programs
         self._pipelines = device.pipelines.compile_many(plan.kernels)
         self.preparation: Preparation | None = None
@@ -267,27 +257,6 @@ class Executor:
         """Drops what was resolved and the executor's buffers; bound plans in use keep theirs."""
         made = self._own_memory, self._sized_plans, self._owned
         unless_held(self.lock, *(known.clear for known in made))
-
-    def run_host_step(
-        self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
-    ) -> None:
-        """Downloads the arguments of a host step, runs it and uploads its results."""
-        step = command.step
-        if step.on_device:
-            assert self._device_call is not None
-            self._device_call(step, memory.__getitem__, sizes)
-            return
-        assert self._host_call is not None
-        arrays = [np.empty(nbytes, np.uint8) for _, nbytes in command.arguments]
-        self.device.download_many(
-            [
-                (memory[name], 0, nbytes, array.__array_interface__["data"][0])
-                for (name, nbytes), array in zip(command.arguments, arrays, strict=True)
-            ]
-        )
-        results = self._host_call(step, list(arrays), sizes)
-        for name, result in zip(command.outputs, results, strict=True):
-            self.device.upload(memory[name], result)
 
 
 class BoundPlan:

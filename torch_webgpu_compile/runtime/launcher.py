@@ -15,17 +15,21 @@ from typing import Any, Protocol
 
 from ..counters import counters
 from ..errors import DeviceError, SharedMemoryError
-from ..plan.model import Plan
+from ..plan.model import HostStep, Plan
 from .buffers import AnyBuffer, GpuBuffer, Serial
 from .device import Device, unless_held
 from .interface import Handle
 from .program import Segment, Users, build_segments, rebind, users_of
-from .sized import HostCommand, MemoryPlace, SizedDispatch, SizedPlan
+from .sized import MemoryPlace, SizedDispatch, SizedPlan
 from .status import Reports
 
 _serial_of, _version_of = attrgetter("serial"), attrgetter("version")
 
 _MANY = 4  # dispatches from which on it pays to make only those anew that bind other memory
+
+
+RunHostStep = Callable[[HostStep, Mapping[str, AnyBuffer], dict[str, int]], None]
+"""Called with (step, the memory of plan buffers by name, sizes)."""
 
 
 class PlanExecutor(Protocol):
@@ -48,9 +52,8 @@ class PlanExecutor(Protocol):
     @property
     def groups(self) -> MutableMapping[tuple[Serial, ...], Handle]: ...
     def launcher(self) -> Launcher: ...
-    def run_host_step(
-        self, command: HostCommand, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]
-    ) -> None: ...
+    @property
+    def host_call(self) -> RunHostStep | None: ...
 
 
 class Launcher:
@@ -123,7 +126,7 @@ class Launcher:
         self._only_records = not (
             self._status is not None
             or self._changed
-            or any(isinstance(step, HostCommand) for step in sized.steps)
+            or any(isinstance(step, HostStep) for step in sized.steps)
         )
         self.dispatch_count = sum(isinstance(step, SizedDispatch) for step in sized.steps)
         executor.device.add_reclaimable(self)
@@ -168,9 +171,10 @@ class Launcher:
         try:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
             for segment in segments:
-                if isinstance(segment, HostCommand):
+                if isinstance(segment, HostStep):
+                    assert self._executor.host_call is not None
                     memory = self.constants | dict(zip(self.sized.names, buffers, strict=False))
-                    self._executor.run_host_step(segment, memory, self.sized.sizes)
+                    self._executor.host_call(segment, memory, self.sized.sizes)
                 else:
                     self._record(segment)
         finally:

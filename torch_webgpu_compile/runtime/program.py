@@ -6,13 +6,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import assert_never
 
 from ..errors import DeviceError
+from ..plan.model import HostStep
 from .buffers import AnyBuffer, Serial
 from .interface import Command, Copy, DispatchRun, Handle
 from .pacing import MAX_SECONDS
 from .queue import MIN_BATCH, Recording
-from .sized import HostCommand, SizedCopy, SizedDispatch, SizedPlan
+from .sized import SizedCopy, SizedDispatch, SizedPlan
 
-Segment = Recording | HostCommand
+Segment = Recording | HostStep
 """What is recorded at once, or a host step."""
 
 
@@ -74,7 +75,7 @@ def build_segments(
                         )
                     )
                     run = last = None
-            case HostCommand():
+            case HostStep():
                 close()
                 segments.append(step)
             case _:
@@ -91,7 +92,7 @@ def users_of(segments: Sequence[Segment]) -> Users | None:
     """The dispatches that bind each buffer; None if recordings have other commands, too."""
     users: dict[int, list[tuple[int, int]]] = {}
     for k, recording in enumerate(segments):
-        if isinstance(recording, HostCommand):
+        if isinstance(recording, HostStep):
             return None
         if len(recording.commands) != 1 or not isinstance(recording.commands[0], DispatchRun):
             return None

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ..plan.model import Plan
-from .sized import HostCommand, MemoryPlace, SizedCopy, SizedDispatch, SizedPlan, SizedStep
+from ..plan.model import HostStep, Plan
+from .sized import MemoryPlace, SizedCopy, SizedDispatch, SizedPlan, SizedStep
 
 # A section costs the host some ten microseconds. So there are none for less than this, in bytes and
 # as a part of what the call holds, nor for the last part of what all possible sections would save.
@@ -60,7 +60,7 @@ def divide(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[Sect
     """
     changed = {output.buffer for output in plan.outputs if output.mutates is not None}
     is_changed = any(plan.buffers[name].role == "input" for name in changed if name is not None)
-    if is_changed or any(isinstance(step, HostCommand) for step in sized.steps):
+    if is_changed or any(isinstance(step, HostStep) for step in sized.steps):
         return [Section(sized)]
     lives = _lives(plan, sized, given_up)
     ends = _ends(lives, len(sized.steps))
@@ -81,8 +81,8 @@ def _positions(step: SizedStep) -> tuple[int, ...]:
             return step.buffers
         case SizedCopy():
             return step.source, step.destination
-        case HostCommand():
-            raise TypeError(f"host step {step.step.target} is in a plan that is divided")
+        case HostStep():
+            raise TypeError(f"host step {step.target} is in a plan that is divided")
 
 
 def _lives(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[_Life]:
@@ -239,5 +239,5 @@ def _moved(step: SizedStep, positions: Mapping[int, int]) -> SizedStep:
                 source=positions[step.source],
                 destination=positions[step.destination],
             )
-        case HostCommand():
+        case HostStep():
             return step

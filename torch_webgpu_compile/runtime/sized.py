@@ -104,16 +104,7 @@ class SizedCopy:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostCommand:
-    """A host step: plan buffers of its arguments with their nbytes, and of its outputs."""
-
-    step: HostStep
-    arguments: tuple[tuple[str, int], ...]
-    outputs: tuple[str, ...]
-
-
-SizedStep = SizedDispatch | SizedCopy | HostCommand
+SizedStep = SizedDispatch | SizedCopy | HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +203,7 @@ class _Sizer:
                     if copy is not None:
                         steps.append(copy)
                 case HostStep():
-                    steps.append(self._host_command(step))
+                    steps.append(step)
                 case _:
                     raise DeviceError(f"plan {self.plan.name} is composed; run it as such")
         return SizedPlan(
@@ -431,11 +422,6 @@ class _Sizer:
             return None
         source, destination = self._positions[step.source], self._positions[step.destination]
         return SizedCopy(source, destination, round_up(nbytes, 4))
-
-    def _host_command(self, step: HostStep) -> HostCommand:
-        buffers = self.plan.buffers
-        arguments = tuple((name, buffers[name].nbytes_for(self.sizes)) for name in step.reads)
-        return HostCommand(step, arguments, step.outputs)
 
 
 def _parameter_value(parameter: Parameter, sizes: Mapping[str, int]) -> int:

@@ -1,12 +1,14 @@
-"""Runs `HostStep`s on tensors of the device: operators that have an implementation for it."""
+"""`StepCalls`: PyTorch's operators between the kernels of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..counters import counters
 from ..errors import DeviceError
 from ..plan.model import HostStep, Plan, view_at
 from ..runtime.buffers import AnyBuffer, round_up
@@ -14,12 +16,18 @@ from ..runtime.device import Device
 from ..symbolic.nested import HostBuffer
 from ..symbolic.sizes import storage_span
 from ..tensors import devices, storages
+from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import torch_dtype
-from .host_calls import call_overload, check_result, laid_out
+from .host_calls import call_overload, check_result, is_collective, laid_out, tensor_of
+
+_ASSERTIONS = frozenset(map(str, ASSERTIONS))
 
 
-class DeviceCalls:
-    """Runs the steps of a plan that say ``on_device``; given to an `Executor` as ``device_call``.
+class StepCalls:
+    """Runs the host steps of a plan; given to an `Executor` as ``host_call``.
+
+    Those that say ``on_device`` are operators that have an implementation for the device. The
+    others run on the CPU.
 
     Args:
         device: where the plan runs.
@@ -30,26 +38,61 @@ class DeviceCalls:
         self._device = device
 
     def __call__(
-        self, step: HostStep, buffer: Callable[[str], AnyBuffer], sizes: Mapping[str, int]
+        self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]
     ) -> None:
-        """Runs a step; what it computes is recorded behind the commands that came before.
+        """Runs a step.
 
         Args:
-            buffer: gives the memory of the plan's buffers.
+            memory: of the plan's buffers, by name.
             sizes: the values of the plan's size symbols.
 
         Raises:
-            DeviceError: the plan's device is none of PyTorch's, or the operator gives something
-                else than its fake implementation.
+            DeviceError: the device is none of PyTorch's, or the operator gives something else than
+                its fake implementation.
             Exception: what the operator raises.
         """
+        if step.on_device:
+            self._on_device(step, memory, sizes)
+        else:
+            self._on_host(step, memory, sizes)
+
+    def _on_host(
+        self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]
+    ) -> None:
+        """Downloads the arguments, with one wait, and uploads the results."""
+        buffers = self._plan.buffers
+        arrays = [np.empty(buffers[name].nbytes_for(sizes), np.uint8) for name in step.reads]
+        pairs = zip(step.reads, arrays, strict=True)
+        self._device.download_many([(memory[n], 0, a.size, a.ctypes.data) for n, a in pairs])
+        remaining = iter(arrays)
+
+        def tensor(argument: HostBuffer) -> Tensor:
+            found = tensor_of(buffers[argument.buffer], next(remaining), sizes)
+            return laid_out(found, argument.strides, sizes)
+
+        made = call_overload(step, tensor, sizes, len(step.outputs))
+        # Only the host can talk to other processes, and raise.
+        if not is_collective(step.target) and step.target not in _ASSERTIONS:
+            counters.add_fallback(step.target)
+        for result, name in zip(made, step.outputs, strict=True):
+            data = np.zeros(buffers[name].nbytes_for(sizes), np.uint8)
+            output = tensor_of(buffers[name], data, sizes)
+            check_result(step, result, output)
+            if data.size:
+                output.copy_(result)
+            self._device.upload(memory[name], data)
+
+    def _on_device(
+        self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]
+    ) -> None:
+        """Records what the operator computes behind the commands that came before."""
         index = devices.index_with(self._device)
 
         def tensor(name: str) -> Tensor:
-            memory, layout = buffer(name), self._plan.buffers[name]
+            place, layout = memory[name], self._plan.buffers[name]
             dtype, (shape, strides, offset) = torch_dtype(layout.dtype), view_at(layout, sizes)
-            storage = storages.new_storage(memory.memory.nbytes, index, memory.memory)
-            offset += memory.offset_nbytes // dtype.itemsize
+            storage = storages.new_storage(place.memory.nbytes, index, place.memory)
+            offset += place.offset_nbytes // dtype.itemsize
             return storages.new_tensor(storage, dtype, shape, strides, offset, index)
 
         outputs = [tensor(name) for name in step.outputs]
@@ -74,7 +117,7 @@ class DeviceCalls:
                     f"{output.device}; its implementation has to give one there"
                 )
             check_result(step, result, output)
-            self._store(result, output, buffer(name))
+            self._store(result, output, memory[name])
 
     def _store(self, result: Tensor, output: Tensor, place: AnyBuffer) -> None:
         """Copies a result to its place, unless it is there.
