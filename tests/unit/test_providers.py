@@ -42,19 +42,17 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[AdapterInfo]]:
 
 
 def test_matrix_units_with_kernels_decide(found: dict[str, list[AdapterInfo]]) -> None:
-    useful = frozenset({UNITS})
-    assert choose_provider("auto", "", useful) == "wgpudawn"
-    assert choose_provider("auto", "a gpu", useful) == "wgpudawn"
-    assert choose_provider("wgpu", "", useful) == "wgpu"
-    assert choose_provider("wgpudawn", "", frozenset()) == "wgpudawn"
-    assert choose_provider("auto", "", frozenset()) == "wgpu"  # no kernels would use them
-    assert choose_provider("auto", "0", useful) == "wgpu"  # a place in wgpu's list
+    assert choose_provider("auto", "") == "wgpudawn"
+    assert choose_provider("auto", "a gpu") == "wgpudawn"
+    assert choose_provider("wgpu", "") == "wgpu"
+    assert choose_provider("wgpudawn", "") == "wgpudawn"
+    assert choose_provider("auto", "0") == "wgpu"  # a place in wgpu's list
     found["wgpudawn"] = [replace(WITH_UNITS, name="another GPU")]
-    assert choose_provider("auto", "", useful) == "wgpu"
+    assert choose_provider("auto", "") == "wgpu"
     with pytest.raises(AdapterError, match="no adapter matches"):
-        choose_provider("auto", "no such GPU", useful)
+        choose_provider("auto", "no such GPU")
     del found["wgpudawn"]
-    assert choose_provider("auto", "", useful) == "wgpu"  # not installed
+    assert choose_provider("auto", "") == "wgpu"  # not installed
 
 
 @pytest.mark.parametrize("done_after", [0, 3, 10])

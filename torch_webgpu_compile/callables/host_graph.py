@@ -44,7 +44,6 @@ def _slow_empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
 
 # What Inductor's wrappers call: past the dispatcher, a few microseconds faster.
 _empty_strided = _empty_strided_cpu or _slow_empty_strided
-_NOTHING_FRESH: dict[str, GpuBuffer] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +80,8 @@ class HostGraph(CompiledGraph):
     ) -> None:
         self._lock = threading.RLock()
         self._static_of = _getter(signature.constant)
+        # Then an argument may be a tensor that a forward graph has kept on the GPU.
+        self._is_backward = signature.phase.name == "backward"
         self._is_half_written = False  # a failed call may have changed arguments
         super().__init__(signature, device, plan_at)
         watch_optimizers()
@@ -182,11 +183,6 @@ class HostGraph(CompiledGraph):
         executor = self.executor
         assert isinstance(executor, Executor)
         reports = self.device.status.own() if executor.checks_indices else None
-        known = taken.bound
-        if known is not None and known[2] is not reports:
-            known = None
-        if known is not None and known[0] is variant and not variant.rebinds:
-            return known[1], _NOTHING_FRESH, None
         fresh: dict[str, GpuBuffer] = {}
         if variant.saved_buffers and not saved_tensors_have_hooks():
             for name, nbytes in variant.saved_buffers:
@@ -194,20 +190,20 @@ class HostGraph(CompiledGraph):
         for name, nbytes in variant.updated_buffers:
             fresh[name] = self.device.allocate(nbytes)
         passed, states = self._take_changing(values, variant)
-        if not fresh and not passed:
-            if known is not None and known[0] is variant:
-                return known[1], fresh, None
+        if fresh or passed:
+            externals = {**taken.externals, **passed, **fresh}
+            return executor.bind(variant.sizes, externals), fresh, states
+        known = taken.bound
+        if known is None or known[0] is not variant or known[2] is not reports:
             bound = executor.bind(variant.sizes, taken.externals)
-            taken.bound = (variant, bound, reports)
-            return bound, fresh, None
-        externals = {**taken.externals, **passed, **fresh}
-        return executor.bind(variant.sizes, externals), fresh, states
+            known = taken.bound = (variant, bound, reports)
+        return known[1], fresh, None
 
     def _take_changing(
         self, values: list[Any], variant: SignatureVariant
     ) -> tuple[dict[str, GpuBuffer], StaticCopies | None]:
         """What is on the GPU of the arguments that differ from call to call; and of states."""
-        passed = self._saved_on_gpu(values, variant) if variant.may_be_saved_on_gpu else {}
+        passed = self._saved_on_gpu(values, variant) if self._is_backward else {}
         states = None
         if variant.states:
             states = self._take_states(values, variant)
@@ -275,7 +271,7 @@ class HostGraph(CompiledGraph):
         total = 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
-            if variant.may_be_saved_on_gpu and saved_on_gpu.of(tensor) is not None:
+            if self._is_backward and saved_on_gpu.of(tensor) is not None:
                 continue
             total += self._upload_one(tensor, recipe, bound.buffer(recipe.buffer))
         return total

@@ -109,8 +109,6 @@ class SignatureVariant:
             (position, that of the argument, factor).
         tensors, mutations: tensors to make and to change.
         saved_buffers, updated_buffers: (plan buffer, nbytes) of results that stay on the GPU.
-        may_be_saved_on_gpu: whether an upload may be a tensor kept on the GPU by a forward graph.
-        rebinds: whether memory may differ from call to call although no static input changed.
         demands: what the plan asks of the GPU.
         resolved: what a `DeviceGraph` has made for these sizes, once it has.
     """
@@ -124,8 +122,6 @@ class SignatureVariant:
     mutations: tuple[MutationRecipe, ...]
     saved_buffers: tuple[tuple[str, int], ...]
     updated_buffers: tuple[tuple[str, int], ...]
-    may_be_saved_on_gpu: bool
-    rebinds: bool
     demands: Demands
     ragged: tuple[tuple[int, int, int], ...] = ()
     resolved: Any = None
@@ -249,10 +245,6 @@ class Signature:
             mutations=outcome.mutations,
             saved_buffers=tuple(_with_nbytes(buffers, outcome.saved, sizes)),
             updated_buffers=tuple(_with_nbytes(buffers, outcome.updated, sizes)),
-            may_be_saved_on_gpu=self.phase.name == "backward",
-            rebinds=bool(
-                outcome.saved or outcome.updated or states or self.phase.name == "backward"
-            ),
             demands=self._demands.at(sizes),
             ragged=tuple(self._ragged(returned, sizes)),
         )

@@ -151,11 +151,7 @@ def is_installed(provider: str) -> bool:
     return find_spec(provider) is not None
 
 
-def choose_provider(
-    provider: str,
-    adapter: str = "",
-    useful: frozenset[MatrixConfig] = frozenset().union(*MATRIX_KERNELS.values()),
-) -> str:
+def choose_provider(provider: str, adapter: str = "") -> str:
     """The provider that is meant by ``auto``; any other is itself.
 
     That is wgpu, unless Dawn is installed and reaches matrix units of the same GPU, which wgpu does
@@ -163,18 +159,18 @@ def choose_provider(
 
     Args:
         adapter: what `find_adapter` is asked for. A number is a place in wgpu's list.
-        useful: the configurations with kernels.
 
     Raises:
         AdapterError: no adapter of wgpu matches.
     """
     if provider != AUTO:
         return provider
-    if not useful or adapter.isdecimal() or not is_installed("wgpudawn"):
+    if adapter.isdecimal() or not is_installed("wgpudawn"):
         return "wgpu"
     found = find_adapter("wgpu", adapter)[0]
     if found.type == "cpu":  # which has none; Dawn may warn of it
         return "wgpu"
+    useful = set().union(*MATRIX_KERNELS.values())
     for info in list_adapters("wgpudawn"):
         if info.name == found.name and useful & set(info.subgroup_matrix_configs):
             return "wgpudawn"
