@@ -134,7 +134,7 @@ class HostGraph(CompiledGraph):
         if self.plan.plans is not None:
             return self._call_composed(values, variant)
         bound, fresh, states = self._bind(values, variant)
-        uploaded = self._upload(values, variant, bound)
+        uploaded = self._upload(values, variant, bound.memory)
         try:
             bound.replay()
             results, downloaded = self._results(values, variant, bound.memory, fresh, states)
@@ -148,11 +148,10 @@ class HostGraph(CompiledGraph):
         memory = dict(self._take_constant(values, variant).externals)
         passed, states = self._take_changing(values, variant)
         memory |= passed
-        uploaded = 0
         for recipe in variant.uploads:
             if recipe.buffer not in memory:
                 memory[recipe.buffer] = self.device.allocate(recipe.nbytes)
-                uploaded += self._upload_one(values[recipe.position], recipe, memory[recipe.buffer])
+        uploaded = self._upload(values, variant, memory)
         arguments = values[:]
         for position, name, tensor in self.layouts(variant):
             arguments[position] = replace(tensor, memory=memory.get(name, tensor.memory))
@@ -267,22 +266,21 @@ class HostGraph(CompiledGraph):
                 saved_on_gpu.fill([values[recipe.position]])
         return found
 
-    def _upload(self, values: list[Any], variant: SignatureVariant, bound: BoundPlan) -> int:
+    def _upload(
+        self, values: list[Any], variant: SignatureVariant, memory: Mapping[str, AnyBuffer]
+    ) -> int:
+        """Uploads the arguments that are not on the GPU; the bytes of them."""
         total = 0
         for recipe in variant.uploads:
             tensor = values[recipe.position]
             if self._is_backward and saved_on_gpu.of(tensor) is not None:
                 continue
-            total += self._upload_one(tensor, recipe, bound.buffer(recipe.buffer))
+            if tensor.stride() != recipe.strides:
+                tensor = with_layout(tensor, recipe.strides)
+            if recipe.nbytes:
+                self.device.upload(memory[recipe.buffer], (tensor.data_ptr(), recipe.nbytes))
+            total += recipe.nbytes
         return total
-
-    def _upload_one(self, tensor: Tensor, recipe: InputRecipe, buffer: AnyBuffer) -> int:
-        """Uploads an argument; the bytes of it."""
-        if tensor.stride() != recipe.strides:
-            tensor = with_layout(tensor, recipe.strides)
-        if recipe.nbytes:
-            self.device.upload(buffer, (tensor.data_ptr(), recipe.nbytes))
-        return recipe.nbytes
 
     # ---- out
 

@@ -107,8 +107,8 @@ class Device:
 
     # ---- memory
 
-    def memory_holders(self) -> dict[str, int]:
-        """Bytes in use by their holders, the most first."""
+    def _describe_memory(self) -> str:
+        """Memory in use by its holders, the most first."""
         found: Counter[str] = Counter()
         for holder in list(self._holders):
             kind, nbytes = holder.held()
@@ -116,10 +116,7 @@ class Device:
         found["tensors and running calls"] = max(
             0, self.pool.stats()["allocated"] - sum(found.values())
         )
-        return {kind: nbytes for kind, nbytes in found.most_common() if nbytes}
-
-    def _describe_memory(self) -> str:
-        held = [f"{kind} {human_bytes(nbytes)}" for kind, nbytes in self.memory_holders().items()]
+        held = [f"{kind} {human_bytes(nbytes)}" for kind, nbytes in found.most_common() if nbytes]
         largest = ", ".join(map(human_bytes, self.pool.largest(3)))
         return ", ".join(held or ["nothing"]) + (f"; the largest: {largest}" if largest else "")
 

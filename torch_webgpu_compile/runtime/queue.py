@@ -71,7 +71,7 @@ class Recording:
         weight: the dispatches; of long ones, as many short ones as take as long.
     """
 
-    __slots__ = ("commands", "dispatch_count", "name", "sizes", "steps", "weight")
+    __slots__ = ("commands", "name", "sizes", "steps", "weight")
 
     def __init__(
         self,
@@ -84,11 +84,7 @@ class Recording:
         self.name = name
         self.steps = steps
         self.sizes = sizes or {}
-        count = 0
-        for command in commands:
-            if isinstance(command, DispatchRun):
-                count += len(command.items)
-        self.dispatch_count = count
+        count = sum([len(each.items) for each in commands if isinstance(each, DispatchRun)])
         seconds = sum([step.seconds for step in steps])
         self.weight = max(count, math.ceil(MAX_BATCH * seconds / _BATCH_SECONDS))
 
@@ -99,7 +95,6 @@ class Recording:
         made.name = self.name
         made.steps = self.steps
         made.sizes = self.sizes
-        made.dispatch_count = self.dispatch_count
         made.weight = self.weight
         return made
 
