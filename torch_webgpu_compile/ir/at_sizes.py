@@ -1,20 +1,23 @@
-"""A graph with size symbols, specialized to known sizes: as if captured without symbols."""
+"""Graphs with other expressions for their symbols.
+
+So a graph with size symbols is specialized to known sizes, as if it was captured without symbols.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from ..symbolic.nested import leaves, map_leaves
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .buffers import Buffer
-from .graph import GraphInput, GraphOutput, LoopGraph
+from .graph import GraphInput, GraphOutput, LoopGraph, MapGroup, Member
 from .ranges import Decisions
-from .scalar import SCALARS, scalar_symbols, substitute_symbols
+from .scalar import SCALARS, Scalar, scalar_symbols, substitute_symbols
 from .spaces import Node
 
-_Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node)
+_Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node | MapGroup | Member)
 
 
 def has_symbols(graph: LoopGraph) -> bool:
@@ -34,23 +37,30 @@ def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
             extent = substitute(symbol.extent, values)
             if extent is not symbol.extent:
                 values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent, None, None))
-    known = Decisions()
+    simplify = Decisions().simplify
     return replace(
         graph,
-        buffers={name: _changed(buffer, values, known) for name, buffer in graph.buffers.items()},
-        nodes=tuple(_changed(node, values, known) for node in graph.nodes),
-        inputs=tuple(_changed(entry, values, known) for entry in graph.inputs),
-        outputs=tuple(_changed(output, values, known) for output in graph.outputs),
+        buffers={name: substituted(b, values, simplify) for name, b in graph.buffers.items()},
+        nodes=tuple(substituted(node, values, simplify) for node in graph.nodes),
+        inputs=tuple(substituted(entry, values, simplify) for entry in graph.inputs),
+        outputs=tuple(substituted(output, values, simplify) for output in graph.outputs),
     )
 
 
-def _changed(part: _Part, values: Mapping[Symbol, Expr], known: Decisions) -> _Part:
+def substituted(
+    part: _Part, values: Mapping[Symbol, Expr], simplify: Callable[[Scalar], Scalar] = lambda s: s
+) -> _Part:
+    """The part of a graph, or map group, with expressions for symbols.
+
+    ``simplify`` is applied to its scalars then.
+    """
+
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, Expr):
             return substitute(leaf, values)
         if isinstance(leaf, SCALARS):
-            return known.simplify(substitute_symbols(leaf, values))
-        return leaf
+            return simplify(substitute_symbols(leaf, values))
+        return substituted(leaf, values, simplify) if isinstance(leaf, Member) else leaf
 
     made: dict[str, Any] = {
         field.name: map_leaves(changed, getattr(part, field.name)) for field in fields(part)
