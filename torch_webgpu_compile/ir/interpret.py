@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
-from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
+from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate, storage_span
 from . import attention_numpy, depthwise_numpy, sorting_numpy
 from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
@@ -132,19 +132,15 @@ class Run:
         buffer = self.graph.buffers[output.buffer]
         memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
         shape = self.shape(buffer.sizes)
-        array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
         if 0 not in shape:
             offset = evaluate(buffer.offset, self.sizes)
-            self._strided(memory, shape, buffer.strides, offset)[...] = array
+            self._strided(memory, shape, buffer.strides, offset)[...] = self.arrays[buffer.name]
         assert output.offset is not None
-        offset = evaluate(output.offset, self.sizes)
-        shape = self.shape(output.sizes)
-        if 0 in shape:
-            return np.zeros(shape, memory.dtype)
-        last = offset + sum(
-            (n - 1) * s for n, s in zip(shape, self.shape(output.strides), strict=True)
-        )
-        if last >= memory.size:
+        shape, offset = self.shape(output.sizes), evaluate(output.offset, self.sizes)
+        if (
+            0 not in shape
+            and offset + storage_span(shape, self.shape(output.strides)) > memory.size
+        ):
             raise VerificationError(f"output {output} reads past the end of {buffer}")
         return self._strided(memory, shape, output.strides, offset)
 
@@ -160,6 +156,23 @@ class Run:
         shape = self.shape(buffer.sizes)
         stored = round_to(np.asarray(array), buffer.dtype)
         self.arrays[name] = np.ascontiguousarray(stored).reshape(shape)
+
+    def placed(
+        self, name: str, sizes: Sequence[Expr], *parts: tuple[Sequence[Array], Array]
+    ) -> Array:
+        """An array of the numbers of each part at its indices, except those outside of it."""
+        out = np.zeros(self.shape(sizes), parts[0][1].dtype)
+        written = np.zeros(out.shape, np.int32)
+        for index, numbers in parts:
+            inside = np.ones(numbers.shape, bool)
+            for position, size in zip(index, out.shape, strict=True):
+                inside &= (position >= 0) & (position < size)
+            at = tuple(position[inside] for position in index)
+            np.add.at(written, at, 1)
+            out[at] = numbers[inside]
+        if not (written == 1).all():
+            raise VerificationError(f"{name} is not written exactly once")
+        return out
 
     def computed(self, node: Node) -> dict[str, Any]:
         """A node's scalars and index expressions at all points of their spaces.
@@ -230,14 +243,8 @@ def _contraction(run: Run, node: Contraction) -> None:
     values = run.computed(node)
     lhs, rhs = values["lhs"].reshape(b, m, k), values["rhs"].reshape(b, n, k)
     product = np.matmul(lhs, rhs.transpose(0, 2, 1)).reshape(sum(shapes[:3], ()))
-    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, product.dtype)
-    where = tuple(values.get("index", ()))
-    written = np.zeros(out.shape, np.int32)
-    np.add.at(written, where, 1)
-    if not (written == 1).all():
-        raise VerificationError(f"the index of {node.output} is not a bijection")
-    out[where] = product
-    run.store(node.output, out)
+    sizes = run.graph.buffers[node.output].sizes
+    run.store(node.output, run.placed(node.output, sizes, (values.get("index", ()), product)))
 
 
 @interprets(Scatter)
@@ -365,9 +372,8 @@ def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> None:
     result = depthwise_numpy.weight_gradient(node.windows, values["moved"], values["image"])
     parts = np.zeros((node.parts, *result.shape), np.float32)
     parts[0] = result  # whose sum alone is defined
-    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, np.float32)
-    out[tuple(values["index"])] = parts
-    run.store(node.output, out)
+    sizes = run.graph.buffers[node.output].sizes
+    run.store(node.output, run.placed(node.output, sizes, (values["index"], parts)))
 
 
 @interprets(Fourier)
@@ -378,20 +384,11 @@ def _fourier(run: Run, node: Fourier) -> None:
     factor = values.get("factor_real", 1) + 1j * values.get("factor_imaginary", 0)
     result = result * factor * node.scale
     buffer = run.graph.buffers[node.output]
+    parts = [(values["index"], result)]
+    if node.mirror is not None:
+        parts.append((values["mirror"], result.conj()))
+    out = run.placed(node.output, buffer.sizes[: len(node.index)], *parts)
     pairs = len(buffer.sizes) > len(node.index)
-    out = np.full(run.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
-    written = np.zeros(out.shape, np.int32)
-    for field, numbers in (("index", result), ("mirror", result.conj())):
-        if field not in values:
-            continue
-        inside = np.ones(numbers.shape, bool)
-        for position, size in zip(values[field], out.shape, strict=True):
-            inside &= (position >= 0) & (position < size)
-        at = tuple(position[inside] for position in values[field])
-        np.add.at(written, at, 1)
-        out[at] = numbers[inside]
-    if not (written == 1).all():
-        raise VerificationError(f"{node.output} is not written exactly once")
     run.store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
 
 
