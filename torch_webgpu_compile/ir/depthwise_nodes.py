@@ -70,10 +70,6 @@ class ConvolutionWindows:
         return None if shifted % self.stride[dim] else shifted // self.stride[dim]
 
 
-def _numbers(entries: Sequence[Expr]) -> tuple[int, ...] | None:
-    return tuple(map(int, entries)) if all(entry.is_constant for entry in entries) else None
-
-
 def tiled_windows(
     kernel: Sequence[Expr],
     stride: Sequence[Expr],
@@ -82,11 +78,11 @@ def tiled_windows(
     transposed: bool,
 ) -> ConvolutionWindows | None:
     """The windows of a convolution that fit tiles; None of any other."""
-    lists = [_numbers(entries) for entries in (kernel, stride, padding, dilation)]
-    found = [entries for entries in lists if entries is not None]
-    if len(found) < len(lists):
+    lists = (kernel, stride, padding, dilation)
+    if not all(entry.is_constant for entries in lists for entry in entries):
         return None
-    windows = ConvolutionWindows(found[0], found[1], found[2], found[3], transposed)
+    sizes, steps, before, apart = (tuple(map(int, entries)) for entries in lists)
+    windows = ConvolutionWindows(sizes, steps, before, apart, transposed)
     return windows if windows.fits_tiles() else None
 
 

@@ -484,23 +484,15 @@ def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
     return rewrite(root, change)
 
 
-def loads_of(root: Scalar) -> list[Load]:
-    """Every distinct load under ``root``."""
-    return list(_loads_of(root))
-
-
 @lru_cache(maxsize=1 << 13)
-def _loads_of(root: Scalar) -> tuple[Load, ...]:
+def loads_of(root: Scalar) -> tuple[Load, ...]:
+    """Every distinct load under ``root``."""
     return tuple(node for node in walk(root) if isinstance(node, Load))
 
 
-def checks_of(root: Scalar) -> list[Checked]:
-    """Every distinct `Checked` under ``root``."""
-    return list(_checks_of(root))
-
-
 @lru_cache(maxsize=1 << 13)
-def _checks_of(root: Scalar) -> tuple[Checked, ...]:
+def checks_of(root: Scalar) -> tuple[Checked, ...]:
+    """Every distinct `Checked` under ``root``."""
     return tuple(node for node in walk(root) if isinstance(node, Checked))
 
 
