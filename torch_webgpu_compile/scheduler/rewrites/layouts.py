@@ -29,7 +29,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import Node, numbered, symbol_keys
+from ...ir.spaces import Node, numbered, symbol_keys, symbols_in
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -206,18 +206,16 @@ def _cost(
             output = linearize(points, strides[node.output])
             accesses = [
                 (output, _nbytes(node.output, buffers)),
-                *_reads([node.body], buffers, strides),
+                *_reads(node.body, buffers, strides),
             ]
-            ranges = [("i", node.ranges)]
-            if isinstance(node, Reduction):
-                ranges.append(("r", node.reduce_ranges))
-            return cost.against_the_grain_nbytes(_least_against(accesses, _symbols(ranges)))
+            symbols = _moving(symbols_in(node.spaces["body"]))
+            return cost.against_the_grain_nbytes(_least_against(accesses, symbols))
         case Contraction() if convolution is not None:
             return _convolution_cost(convolution, buffers, strides, target)
         case _:
             total = 0.0
             for body in bodies_of(node):
-                reads = list(_reads([body], buffers, strides))
+                reads = list(_reads(body, buffers, strides))
                 total += _least_against(reads, _moving(scalar_symbols(body)))
             return cost.against_the_grain_nbytes(total)
 
@@ -243,16 +241,11 @@ def _nbytes(name: str, buffers: Mapping[str, Buffer]) -> int:
 
 
 def _reads(
-    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: StridesOf
+    body: Scalar, buffers: Mapping[str, Buffer], strides: StridesOf
 ) -> Iterator[tuple[Expr, int]]:
     """(address, bytes of the buffer) of every load."""
-    for body in bodies:
-        for load in loads_of(body):
-            yield address_of(load, strides[load.buffer]), _nbytes(load.buffer, buffers)
-
-
-def _symbols(ranges: Sequence[tuple[str, Sequence[Expr]]]) -> list[Symbol]:
-    return _moving(s for prefix, sizes in ranges for s in numbered(prefix, sizes))
+    for load in loads_of(body):
+        yield address_of(load, strides[load.buffer]), _nbytes(load.buffer, buffers)
 
 
 def _moving(symbols: Iterable[Symbol]) -> list[Symbol]:
