@@ -135,7 +135,7 @@ class DepthwiseConvolution(Anchor):
         yield self.windows.fits_tiles(), "windows that fit tiles"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DepthwiseWeightGradient(Anchor):
     """Σ over p of output[index(p, c, k…)] = Σ over r, m… of moved(c, r, m…) · image(c, r, read).
 
@@ -146,10 +146,6 @@ class DepthwiseWeightGradient(Anchor):
     (c0, r0, n…), ``moved`` one over (c0, r0, m…), both float32.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("channels", "images", "positions", "image_sizes", "windows", "parts"),
-        *("index", "moved", "image"),
-    )
     TILED: ClassVar[bool] = True
 
     output: str
@@ -158,10 +154,10 @@ class DepthwiseWeightGradient(Anchor):
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
     windows: ConvolutionWindows
+    parts: int = 1
     index: tuple[Expr, ...]
     moved: Scalar
     image: Scalar
-    parts: int = 1
     origins: tuple[Origin, ...] = ()
 
     @property

@@ -66,12 +66,10 @@ class Reduction(Node):
     and bf16).
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ("kind", "ranges", "reduce_ranges", "body")
-
     output: str
+    kind: str
     ranges: tuple[Expr, ...]
     reduce_ranges: tuple[Expr, ...]
-    kind: str
     body: Scalar
     origins: tuple[Origin, ...] = ()
 
@@ -103,9 +101,6 @@ class Contraction(Anchor):
     its smallest normal one.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("batch", "rows", "columns", "inner", "index", "lhs", "rhs", "lhs_shift", "rhs_shift"),
-    )
     TILED: ClassVar[bool] = True
 
     output: str
@@ -113,9 +108,9 @@ class Contraction(Anchor):
     rows: tuple[Expr, ...]
     columns: tuple[Expr, ...]
     inner: tuple[Expr, ...]
+    index: tuple[Expr, ...]
     lhs: Scalar
     rhs: Scalar
-    index: tuple[Expr, ...]
     origins: tuple[Origin, ...] = ()
     lhs_shift: Scalar | None = None
     rhs_shift: Scalar | None = None
@@ -159,15 +154,14 @@ class TriangularSolve(Node):
     float32 or both are float64.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "unit", "matrix", "rhs")
     TILED: ClassVar[bool] = True
 
     output: str
     batch: tuple[Expr, ...]
     sizes: tuple[Expr, Expr]
+    unit: bool
     matrix: Scalar
     rhs: Scalar
-    unit: bool
     origins: tuple[Origin, ...] = ()
 
     @property
@@ -233,7 +227,7 @@ class Factorization(Node):
             yield name is None or buffers[name].dtype is dtypes.int32, f"int32 {name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fourier(Node):
     """Discrete Fourier transforms of rows: with n the product of ``radices``,
 
@@ -249,24 +243,19 @@ class Fourier(Node):
     The roots are a scalar over (w0): the table `fourier.stage_roots`, for several radices.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("ranges", "radices", "forward", "scale", "index", "mirror"),
-        *("real", "imaginary", "root_real", "root_imaginary", "factor_real", "factor_imaginary"),
-    )
-
     output: str
     ranges: tuple[Expr, ...]
     radices: tuple[int, ...]
     forward: bool
     scale: float
     index: tuple[Expr, ...]
+    mirror: tuple[Expr, ...] | None = None
     real: Scalar
     imaginary: Scalar | None = None
     root_real: Scalar | None = None
     root_imaginary: Scalar | None = None
     factor_real: Scalar | None = None
     factor_imaginary: Scalar | None = None
-    mirror: tuple[Expr, ...] | None = None
     origins: tuple[Origin, ...] = ()
 
     @property

@@ -65,9 +65,6 @@ class Node(ABC):
     or nested tuples with `HostBuffer`s.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ()
-    """Fields in the order of its text, if that is another one than that of their declaration."""
-
     TILED: ClassVar[bool] = False
     """Whether its kernel computes an element of its bodies many times, once for each tile."""
 
@@ -128,9 +125,9 @@ class Anchor(Node):
 
 
 def operands_of(node: Node) -> tuple[str, ...]:
-    """The fields that the text of a node shows, in order."""
-    names = [field.name for field in fields(node)]
-    return node.OPERANDS or tuple(n for n in names if n not in (*node.OUTPUTS, "origins"))
+    """The fields that the text of a node shows, in order: those that its ``repr`` does."""
+    names = (field.name for field in fields(node) if field.repr)
+    return tuple(name for name in names if name not in (*node.OUTPUTS, "origins"))
 
 
 def named_bodies(node: Node) -> dict[str, Scalar]:

@@ -193,7 +193,7 @@ class Builder:
             return self.pointwise(body, sizes, name=name)
         body = self.finished(body)
         buffer = self.new_buffer(dtype, sizes, self._named(name))
-        node = Reduction(buffer.name, sizes, reduce_sizes, kind, body, (self.origin,))
+        node = Reduction(buffer.name, kind, sizes, reduce_sizes, body, (self.origin,))
         self.nodes.append(node)
         return self.load(buffer)
 

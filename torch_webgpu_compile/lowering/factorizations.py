@@ -281,9 +281,9 @@ def _solved(
         buffer.name,
         tuple(batch),
         (rows, columns),
+        unit,
         builder.finished(at(matrix, turned(m), turned(k))),
         builder.finished(at(rhs, turned(m), n)),
-        unit,
         (builder.origin,),
     )
     builder.nodes.append(node)

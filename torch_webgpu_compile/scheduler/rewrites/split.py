@@ -464,7 +464,7 @@ def _sum_of_parts(
     wide = node.output if result.dtype is dtype else f"{node.output}_sum"
     (r,) = iteration_symbols("r", (parts,))
     load = Load(name, (index(r), *at), dtype)
-    added = Reduction(wide, result.sizes, (parts,), "sum", load, node.origins)
+    added = Reduction(wide, "sum", result.sizes, (parts,), load, node.origins)
     if wide == node.output:
         return [added]
     buffers[wide] = intermediate(wide, dtype, result.sizes)

@@ -61,7 +61,7 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
         """A reduction over the parts."""
         name = f"{node.output}_{suffix}"
         buffers[name] = intermediate(name, f32, ranges)
-        nodes.append(Reduction(name, ranges, (as_expr(parts),), kind, body, node.origins))
+        nodes.append(Reduction(name, kind, ranges, (as_expr(parts),), body, node.origins))
         return Load(name, tuple(index(i) for i in (*row, element)), f32)
 
     lowest = const(float("-inf"), f32)
