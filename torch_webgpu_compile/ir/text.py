@@ -147,7 +147,8 @@ def _range_text(size: Symbol) -> str:
 def _size_symbols(graph: LoopGraph) -> list[Symbol]:
     """Every size symbol of a graph, by name, but those that are in offsets alone."""
     exprs = [spec.size for spec in graph.inputs]
-    for shaped in (*graph.buffers.values(), *graph.outputs):
+    tensors: list[Buffer | GraphOutput] = [*graph.buffers.values(), *graph.outputs]
+    for shaped in tensors:
         exprs += (*shaped.sizes, *shaped.strides)
     exprs += (output.size for output in graph.outputs)
     found = set[Symbol]().union(*(symbols_of(expr) for expr in exprs if expr is not None))

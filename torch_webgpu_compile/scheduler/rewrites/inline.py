@@ -225,7 +225,7 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
 
     So dequantized weights need no memory. Not what is joined of parts: it is loaded in pieces.
     """
-    if not _is_right_operand(node, user) or any(isinstance(p, Masked) for p in walk(node.body)):
+    if not _reads_right(user, node) or any(isinstance(p, Masked) for p in walk(node.body)):
         return False
     rows = upper_bound(product(user.rows))
     return rows is not None and cost.are_few_rows(rows)
@@ -236,15 +236,15 @@ def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> 
 
     They leave invocations free for the arithmetic, and dequantized weights need no memory.
     """
-    if not _is_right_operand(node, user):
+    if not _reads_right(user, node):
         return False
     rows = magnitude(product(user.rows))
     has_units = factor_of([user]) == "f16" and units_config([user], target) is not None
     return rows is not None and has_units and cost.is_cheap_in_units(work, rows, target)
 
 
-def _is_right_operand(node: Pointwise, user: Node) -> TypeGuard[Contraction]:
-    """Whether a reader of a node is a product, and does not read it for its left operand."""
+def _reads_right(user: Node, node: Pointwise) -> TypeGuard[Contraction]:
+    """Whether a reader of a node is a product, of which that is in the right operand alone."""
     return isinstance(user, Contraction) and all(
         load.buffer != node.output for load in loads_of(user.lhs)
     )
