@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.access import address_of, load_index, step_of
+from ...ir.access import VECTOR, address_of, load_index, step_of
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.depthwise_nodes import DepthwiseConvolution
 from ...ir.graph import LoopGraph
@@ -45,7 +45,6 @@ from ...target import Target
 from .. import cost
 from ..mapping import point_of
 from .convolutions import (
-    VECTOR,
     Convolution,
     WeightCopies,
     reads_channels,
@@ -76,8 +75,7 @@ def choose_layouts(graph: LoopGraph, target: Target) -> LoopGraph:
         convolution = convolutions.get(outputs_of(node)[0]) if outputs_of(node) else None
         if convolution is not None:
             turn = _is_channels_last(buffers[convolution.node.output])
-            written, copied = written_for(convolution, buffers, copies, turn, target)
-            nodes += [written] if copied is None else [copied, written]
+            nodes += written_for(convolution, buffers, copies, turn, target)
         elif isinstance(node, Reduction):
             nodes.append(_in_memory_order(node, buffers, last))
         else:
