@@ -5,7 +5,7 @@ So a graph with size symbols is specialized to known sizes, as if it was capture
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -17,26 +17,20 @@ from .ranges import Decisions
 from .scalar import SCALARS, Scalar, scalar_symbols, substitute_symbols
 from .spaces import Node
 
-_Part = TypeVar("_Part", bound=Buffer | GraphInput | GraphOutput | Node | MapGroup | Member)
+Part = Buffer | GraphInput | GraphOutput | Node | MapGroup | Member
+_Part = TypeVar("_Part", bound=Part)
 
 
 def has_symbols(graph: LoopGraph) -> bool:
     """Whether a graph has sizes, strides or offsets that are not known."""
-    return any(symbol.extent is None for symbol in _symbols(graph))
+    return any(symbol.extent is None for symbol in symbols_of_parts(_parts(graph)))
 
 
 def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
     """The graph with numbers for the size symbols of these names."""
-    values: dict[Symbol, Expr] = {}
-    for symbol in _symbols(graph):
-        if symbol.extent is None and symbol.name in sizes:
-            values[symbol] = as_expr(sizes[symbol.name])
-    # Iteration symbols have other extents then.
-    for symbol in _symbols(graph):
-        if symbol.extent is not None:
-            extent = substitute(symbol.extent, values)
-            if extent is not symbol.extent:
-                values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent, None, None))
+    symbols = symbols_of_parts(_parts(graph))
+    known = [s for s in symbols if s.extent is None and s.name in sizes]
+    values = with_extents({symbol: as_expr(sizes[symbol.name]) for symbol in known}, symbols)
     simplify = Decisions().simplify
     return replace(
         graph,
@@ -45,6 +39,17 @@ def at_sizes(graph: LoopGraph, sizes: Mapping[str, int]) -> LoopGraph:
         inputs=tuple(substituted(entry, values, simplify) for entry in graph.inputs),
         outputs=tuple(substituted(output, values, simplify) for output in graph.outputs),
     )
+
+
+def with_extents(values: dict[Symbol, Expr], symbols: Iterable[Symbol]) -> dict[Symbol, Expr]:
+    """``values``, and for iteration symbols with other extents then those with these extents."""
+    values = dict(values)
+    for symbol in symbols:
+        if symbol.extent is not None:
+            extent = substitute(symbol.extent, values)
+            if extent is not symbol.extent:
+                values[symbol] = atom_expr(Symbol(symbol.name, symbol.lower, extent, None, None))
+    return values
 
 
 def substituted(
@@ -68,10 +73,12 @@ def substituted(
     return replace(part, **made)
 
 
-def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
-    """Every symbol of a graph, size symbols before the others that have them in their extents."""
-    parts: tuple[Buffer | GraphInput | GraphOutput | Node, ...]
-    parts = (*graph.buffers.values(), *graph.inputs, *graph.outputs, *graph.nodes)
+def _parts(graph: LoopGraph) -> tuple[Part, ...]:
+    return (*graph.buffers.values(), *graph.inputs, *graph.outputs, *graph.nodes)
+
+
+def symbols_of_parts(parts: Iterable[Part]) -> dict[Symbol, None]:
+    """Every symbol of parts, size symbols before the others that have them in their extents."""
     found: dict[Symbol, None] = {}
     for part in parts:
         for leaf in leaves(tuple(getattr(part, field.name) for field in fields(part))):

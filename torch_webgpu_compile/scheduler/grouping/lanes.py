@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.at_sizes import substituted
+from ...ir.at_sizes import substituted, symbols_of_parts, with_extents
 from ...ir.buffers import Buffer
 from ...ir.canonical import canonical_form
 from ...ir.graph import (
@@ -29,8 +29,8 @@ from ...ir.graph import (
 )
 from ...ir.lanes import Lanes
 from ...ir.renaming import rename_group, twins_of
-from ...ir.scalar import Index, Load, Scalar, rewrite, scalar_symbols
-from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, atom_expr, substitute, symbol, symbols_of
+from ...ir.scalar import Index, Load, Scalar, rewrite
+from ...symbolic.sizes import Expr, Symbol, as_expr, symbol
 from ...target import Target
 from .joint import is_small
 
@@ -131,17 +131,10 @@ class _Lane:
 
     def _symbols(self, schedule: Schedule) -> dict[Symbol, Expr]:
         """Symbols of this lane for those of the one."""
-        values: dict[Symbol, Expr] = {}
-        sizes = [s for b in schedule.graph.buffers.values() for s in (*b.sizes, b.offset)]
-        for found in sizes:
-            for s in symbols_of(found):
-                values[s] = symbol(f"{s.name}_{self._number}", s.lower, s.most, s.usual)
-        for group in schedule.groups:
-            if isinstance(group, MapGroup):
-                for s in {s for m in group.members for s in _iterated(m)}:
-                    extent = ZERO if s.extent is None else substitute(s.extent, values)
-                    values[s] = atom_expr(Symbol(s.name, s.lower, extent, s.most, None))
-        return values
+        sizes = symbols_of_parts(schedule.graph.buffers.values())
+        values = {s: symbol(f"{s.name}_{self._number}", s.lower, s.most, s.usual) for s in sizes}
+        maps = [group for group in schedule.groups if isinstance(group, MapGroup)]
+        return with_extents(values, symbols_of_parts(m for group in maps for m in group.members))
 
     def buffers(self) -> dict[str, Buffer]:
         """The buffers that are not shared."""
@@ -198,9 +191,3 @@ class _Lane:
         own = int(self._graph.buffers[scalar.buffer].numel) - shared
         at = as_expr(position + self._number * own)
         return Load(scalar.buffer, (Index(at),), scalar.dtype)
-
-
-def _iterated(member: Member) -> set[Symbol]:
-    """The iteration symbols of a member."""
-    found = {s for expr in member.index for s in symbols_of(expr)} | scalar_symbols(member.body)
-    return {s for s in found if s.extent is not None}

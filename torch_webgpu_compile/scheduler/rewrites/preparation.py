@@ -14,15 +14,16 @@ of one number per channel, always fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from ...dtypes import Kind
+from ...ir.at_sizes import symbols_of_parts
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import GraphOutput, LoopGraph, Program
 from ...ir.nodes import Contraction, HostCall, Pointwise, bodies_of, inputs_of, outputs_of
-from ...ir.scalar import Const, scalar_symbols
+from ...ir.scalar import Const
 from ...ir.spaces import Node
 from ...symbolic.sizes import product, typical
 from ...target import Target
@@ -122,17 +123,11 @@ def _is_dequantized(buffer: Buffer, read: Iterable[Buffer]) -> bool:
     )
 
 
-def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
+def _has_constant_sizes(node: Node, buffers: Sequence[Buffer]) -> bool:
     """Whether nothing about a node depends on the sizes of a call, and its result is not empty."""
-    sizes = [*node.extents]
-    for buffer in buffers:
-        sizes += [*buffer.sizes, *buffer.strides, buffer.offset]
-    for body in bodies_of(node):
-        # A size symbol itself has no extent.
-        sizes += [s.extent for s in scalar_symbols(body) if s.extent is not None]
-        if any(s.extent is None for s in scalar_symbols(body)):
-            return False
-    return all(size.is_constant for size in sizes) and buffer.numel.constant > 0
+    # A size symbol has no extent.
+    is_known = all(symbol.extent is not None for symbol in symbols_of_parts((node, *buffers)))
+    return is_known and buffers[-1].numel.constant > 0
 
 
 # -- what is worth its memory ----------------------------------------------------------------------
