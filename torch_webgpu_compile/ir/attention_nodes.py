@@ -10,7 +10,7 @@ from .. import dtypes
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Anchor, Node, Origin, Rule, Space, named_bodies, shape_rule
+from .spaces import Anchor, Node, Rule, Space, named_bodies, shape_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,6 @@ class Attention(Anchor):
 
     TILED: ClassVar[bool] = True
 
-    output: str
     sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
     causal: bool
     scale: Scalar
@@ -64,7 +63,6 @@ class Attention(Anchor):
     window: int | None = None
     logsumexp: str | None = None
     safe: bool = field(default=True, repr=False)  # the mnemonic says it
-    origins: tuple[Origin, ...] = ()
 
     @property
     def locals(self) -> Mapping[str, tuple[str, ...]]:
@@ -169,7 +167,6 @@ class AttentionGradient(Node):
     score_mod: Scalar | None = None
     score_grad: Scalar | None = None
     window: int | None = None
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..symbolic.sizes import Expr, as_expr
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Anchor, Origin, Rule, Space, index_rules, shape_rule
+from .spaces import Anchor, Rule, Space, index_rules, shape_rule
 
 # Kernels keep a sum or a weight for each tap in registers, and have code for each.
 _MOST_TAPS = 64
@@ -98,7 +98,6 @@ class DepthwiseConvolution(Anchor):
 
     TILED: ClassVar[bool] = True
 
-    output: str
     batch: tuple[Expr, Expr]
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
@@ -106,7 +105,6 @@ class DepthwiseConvolution(Anchor):
     windows: ConvolutionWindows
     image: Scalar
     weight: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -148,7 +146,6 @@ class DepthwiseWeightGradient(Anchor):
 
     TILED: ClassVar[bool] = True
 
-    output: str
     channels: Expr
     images: Expr
     positions: tuple[Expr, ...]
@@ -158,7 +155,6 @@ class DepthwiseWeightGradient(Anchor):
     index: tuple[Expr, ...]
     moved: Scalar
     image: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:

@@ -23,7 +23,6 @@ from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
     Anchor,
     Node,
-    Origin,
     Rule,
     Space,
     dtype_rule,
@@ -41,7 +40,6 @@ class Pointwise(Node):
     output: str
     ranges: tuple[Expr, ...]
     body: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -71,7 +69,6 @@ class Reduction(Node):
     ranges: tuple[Expr, ...]
     reduce_ranges: tuple[Expr, ...]
     body: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -103,7 +100,6 @@ class Contraction(Anchor):
 
     TILED: ClassVar[bool] = True
 
-    output: str
     batch: tuple[Expr, ...]
     rows: tuple[Expr, ...]
     columns: tuple[Expr, ...]
@@ -111,7 +107,6 @@ class Contraction(Anchor):
     index: tuple[Expr, ...]
     lhs: Scalar
     rhs: Scalar
-    origins: tuple[Origin, ...] = ()
     lhs_shift: Scalar | None = None
     rhs_shift: Scalar | None = None
 
@@ -162,7 +157,6 @@ class TriangularSolve(Node):
     unit: bool
     matrix: Scalar
     rhs: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -207,7 +201,6 @@ class Factorization(Node):
     batch: tuple[Expr, ...]
     sizes: tuple[Expr, Expr]
     matrix: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -256,7 +249,6 @@ class Fourier(Node):
     root_imaginary: Scalar | None = None
     factor_real: Scalar | None = None
     factor_imaginary: Scalar | None = None
-    origins: tuple[Origin, ...] = ()
 
     @property
     def length(self) -> int:
@@ -316,7 +308,6 @@ class Scatter(Node):
     index: tuple[Scalar, ...]
     body: Scalar
     accumulate: bool
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -371,7 +362,6 @@ class Scan(Node):
     init: tuple[Scalar, ...]
     step: tuple[Scalar, ...]
     row: tuple[Scalar, ...]
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -424,13 +414,8 @@ class HostCall(Node):
     target: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
-    origins: tuple[Origin, ...] = ()
     changed: tuple[HostBuffer, ...] = ()
     on_device: bool = False
-
-    @property
-    def spaces(self) -> dict[str, Space]:
-        return {}
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield self.target.count(".") == 2, "a target namespace.name.overload"
@@ -458,7 +443,6 @@ class UserKernel(Node):
     numbers: tuple[Scalar, ...]
     grid: tuple[Expr, Expr, Expr]
     iterations: Expr = ZERO
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:

@@ -238,7 +238,7 @@ class WeightCopies:
         )
         symbols = numbered("i", source.sizes)
         body = Load(weight, tuple(Index(i) for i in point_of(symbols)), source.dtype)
-        return name, [Pointwise(name, source.sizes, body, origins)]
+        return name, [Pointwise(name, source.sizes, body, origins=origins)]
 
 
 def written_for(

@@ -294,7 +294,7 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
     if reads_whole and isinstance(made, Scatter) and not made.reads_own_elements:
         return None  # it could not be done in place
     origins = tuple(dict.fromkeys(producer.origins + user.origins))
-    return replace(made, origins=origins)  # type: ignore[call-arg]  # a field of every kind
+    return replace(made, origins=origins)
 
 
 def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:

@@ -460,16 +460,16 @@ def _sum_of_parts(
             Load(name, (index(as_expr(part)), *at), dtype) for part in range(int(parts))
         ]
         total = cast(reduce(partial(apply, "add"), loads), result.dtype)
-        return [Pointwise(node.output, result.sizes, total, node.origins)]
+        return [Pointwise(node.output, result.sizes, total, origins=node.origins)]
     wide = node.output if result.dtype is dtype else f"{node.output}_sum"
     (r,) = iteration_symbols("r", (parts,))
     load = Load(name, (index(r), *at), dtype)
-    added = Reduction(wide, "sum", result.sizes, (parts,), load, node.origins)
+    added = Reduction(wide, "sum", result.sizes, (parts,), load, origins=node.origins)
     if wide == node.output:
         return [added]
     buffers[wide] = intermediate(wide, dtype, result.sizes)
     narrow = cast(Load(wide, tuple(at), dtype), result.dtype)
-    return [added, Pointwise(node.output, result.sizes, narrow, node.origins)]
+    return [added, Pointwise(node.output, result.sizes, narrow, origins=node.origins)]
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:

@@ -61,7 +61,7 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
         """A reduction over the parts."""
         name = f"{node.output}_{suffix}"
         buffers[name] = intermediate(name, f32, ranges)
-        nodes.append(Reduction(name, kind, ranges, (as_expr(parts),), body, node.origins))
+        nodes.append(Reduction(name, kind, ranges, (as_expr(parts),), body, origins=node.origins))
         return Load(name, tuple(index(i) for i in (*row, element)), f32)
 
     lowest = const(float("-inf"), f32)
@@ -75,4 +75,4 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
     quotient = apply("div", summed, total)
     without_keys = const(0 if node.safe else float("nan"), f32)
     body = apply("where", empty, without_keys, quotient)
-    return [*nodes, Pointwise(node.output, ranges, cast(body, result.dtype), node.origins)]
+    return [*nodes, Pointwise(node.output, ranges, cast(body, result.dtype), origins=node.origins)]

@@ -154,7 +154,7 @@ class _Nodes:
 
         total = Load(unscaled, here, rest.dtype)
         body = apply("mul", total, rewrite(scale, own))
-        self._add(Pointwise(name, ranges, body, node.origins))
+        self._add(Pointwise(name, ranges, body, origins=node.origins))
 
     def _add(self, node: Reduction | Pointwise) -> None:
         """Adds a node, or puts it in the place of one, with its buffer."""
