@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "long_rows_never_split",
         "scheduler/rewrites/split.py",
-        "splittable = node.kind in SPLITTABLE or node.kind in POSITIONS",
-        "splittable = node.kind in POSITIONS",
+        "return max(_useful_parts(node, graph, target), _needed_parts(node, graph, target))",
+        "return _needed_parts(node, graph, target)",
         _tests("unit/test_scheduler.py unit/test_loop_limit.py golden/test_golden.py"),
     ),
     Fault(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from ..dtypes import DType, Kind
 from ..symbolic.sizes import (
@@ -79,16 +80,10 @@ def neighbours_in_rows(
     """
     votes = 0
     slides = False
-    for body in bodies:
-        for load in loads_of(body):
-            if load.buffer not in buffers:
-                continue
-            buffer = buffers[load.buffer]
-            address = address_of(load, buffer.strides)
-            weight = _reached(load, buffer)
-            along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
-            votes += weight * (along - across)
-            slides = slides or (along and across)
+    for load, buffer, address in _addressed(bodies, buffers):
+        along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
+        votes += _reached(load, buffer) * (along - across)
+        slides = slides or (along and across)
     return votes > 0 or (votes == 0 and not slides)
 
 
@@ -105,13 +100,9 @@ def elements_per_access(
     """
     most, found = 0, 1
     extents = [ONE if s.extent is None else s.extent for s in elements]
-    for load in {load for body in bodies for load in loads_of(body)}:
-        buffer = buffers.get(load.buffer)
-        if buffer is None or buffer.dtype.itemsize > 4:
-            continue
-        address = address_of(load, buffer.strides)
+    for load, buffer, address in _addressed(bodies, buffers):
         nbytes = _reached(load, buffer) * buffer.dtype.itemsize
-        if nbytes <= most:
+        if buffer.dtype.itemsize > 4 or nbytes <= most:
             continue
         most, found = nbytes, 1
         for wanted in (n for n in (32, 16, 8) if n >= least):
@@ -120,6 +111,16 @@ def elements_per_access(
             if span is as_expr(ACCESS_NBYTES // buffer.dtype.itemsize - 1):
                 found = wanted
     return found
+
+
+def _addressed(
+    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer]
+) -> Iterator[tuple[Load, Buffer, Expr]]:
+    """The loads of these buffers in each body, with the addresses that they read."""
+    for load in chain.from_iterable(map(loads_of, bodies)):
+        if load.buffer in buffers:
+            buffer = buffers[load.buffer]
+            yield load, buffer, address_of(load, buffer.strides)
 
 
 def _reached(load: Load, buffer: Buffer) -> int:
@@ -143,14 +144,11 @@ def reads_across(
     elements: Sequence[Symbol],
 ) -> bool:
     """Whether a load that depends on the element has neighbouring rows side by side in memory."""
-    for load in {load for body in bodies for load in loads_of(body)}:
-        buffer = buffers.get(load.buffer)
-        if buffer is None or scalar_symbols(load).isdisjoint(elements):
-            continue
-        address = address_of(load, buffer.strides)
-        if _steps_by_one(address, rows) and not _steps_by_one(address, elements):
-            return True
-    return False
+    return any(
+        _steps_by_one(address, rows) and not _steps_by_one(address, elements)
+        for load, _, address in _addressed(bodies, buffers)
+        if not scalar_symbols(load).isdisjoint(elements)
+    )
 
 
 _SHARING = (1, 2, 8)

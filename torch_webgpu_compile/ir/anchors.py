@@ -14,10 +14,10 @@ from ..symbolic.sizes import (
     ZERO,
     Expr,
     Symbol,
+    atom_expr,
     iteration,
     product,
     substitute,
-    symbols_of,
 )
 from .access import (
     VECTOR,
@@ -160,8 +160,7 @@ def _choose_axis(
                 return axis
             if _is_divided(sizes) and _are_evenly_spaced(found):
                 together.append(axis)
-        first = flat_values(name, sizes, iteration("flat", count))
-        steps[axis] = _smallest_step(buffers, body, first)
+        steps[axis] = _smallest_step(_addresses(buffers, body), name, sizes)
     if is_multiple_of(inner_count, VECTOR):
         # Of weights that are packed in words, whose scales may lie otherwise.
         packed = elements_per_access([body], buffers, numbered("k", node.inner), _PACKED)
@@ -209,15 +208,11 @@ def _are_evenly_spaced(found: Sequence[Sequence[Expr]]) -> bool:
     )
 
 
-def _smallest_step(buffers: Mapping[str, Buffer], body: Scalar, env: dict[Symbol, Expr]) -> int:
+def _smallest_step(addresses: Iterable[Expr], prefix: str, sizes: Sequence[Expr]) -> int:
     """The distance in memory between two neighbours, 2³⁰ when unknown."""
-    smallest = 1 << 30
-    flat = next((s for e in env.values() for s in symbols_of(e) if s.name == "flat"), None)
-    if flat is None:
-        return smallest
-    for address in _addresses(buffers, body):
-        at = substitute(address, env)
-        step = substitute(at, {flat: ONE}) - substitute(at, {flat: ZERO})
-        if step.is_constant and step.constant:
-            smallest = min(smallest, abs(step.constant))
-    return smallest
+    (flat,) = numbered("flat", (product(sizes),))
+    place = flat_values(prefix, sizes, atom_expr(flat))
+    found = (substitute(address, place) for address in addresses)
+    steps = [substitute(at, {flat: ONE}) - substitute(at, {flat: ZERO}) for at in found]
+    known = [abs(step.constant) for step in steps if step.is_constant and step.constant]
+    return min(known, default=1 << 30)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from .. import dtypes
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Anchor, Node, Origin, Rule, Space, named_bodies, shape_rule
+from .spaces import Anchor, Node, Rule, Space, named_bodies, shape_rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Anchor):
     """output[b, h, q, d] = Σ over s of softmax over s (scale · Σ over e query·key + bias) · value.
 
@@ -43,32 +43,26 @@ class Attention(Anchor):
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "logsumexp")
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("sizes", "causal", "scale", "parts"),
-        *("query", "key", "value", "bias", "kept", "replaced", "end", "score_mod", "window"),
-    )
     PAIRS: ClassVar[tuple[str, ...]] = ("bias", "kept", "replaced", "score_mod")
     """The bodies that each score has one of."""
 
     TILED: ClassVar[bool] = True
 
-    output: str
     sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr]
+    causal: bool
+    scale: Scalar
+    parts: int = 1
     query: Scalar
     key: Scalar
     value: Scalar
     bias: Scalar | None
-    causal: bool
-    scale: Scalar
-    origins: tuple[Origin, ...] = ()
-    parts: int = 1
     kept: Scalar | None = None
-    logsumexp: str | None = None
     replaced: Scalar | None = None
-    safe: bool = True
     end: Scalar | None = None
     score_mod: Scalar | None = None
     window: int | None = None
+    logsumexp: str | None = None
+    safe: bool = field(default=True, repr=False)  # the mnemonic says it
 
     @property
     def locals(self) -> Mapping[str, tuple[str, ...]]:
@@ -122,7 +116,7 @@ class Attention(Anchor):
             yield statistic.dtype is dtypes.float32, "a float32 logsumexp"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionGradient(Node):
     """Gradients of `Attention` by its queries, or by its keys and values.
 
@@ -150,11 +144,6 @@ class AttentionGradient(Node):
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("outputs",)
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("of", "sizes", "causal", "scale"),
-        *("query", "key", "value", "gradient", "logsumexp", "delta", "bias", "kept"),
-        *("replaced", "rest", "score_mod", "score_grad", "window"),
-    )
     PAIRS: ClassVar[tuple[str, ...]] = (*Attention.PAIRS, "score_grad")
     """The bodies that each score has one of."""
 
@@ -163,6 +152,8 @@ class AttentionGradient(Node):
     outputs: tuple[str, ...]
     of: Literal["queries", "keys"]
     sizes: tuple[Expr, Expr, Expr, Expr, Expr, Expr, Expr]
+    causal: bool
+    scale: Scalar
     query: Scalar
     key: Scalar
     value: Scalar
@@ -171,9 +162,6 @@ class AttentionGradient(Node):
     delta: Scalar
     bias: Scalar | None
     kept: Scalar | None
-    causal: bool
-    scale: Scalar
-    origins: tuple[Origin, ...] = ()
     replaced: Scalar | None = None
     rest: Scalar | None = None
     score_mod: Scalar | None = None

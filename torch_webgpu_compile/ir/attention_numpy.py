@@ -6,7 +6,7 @@ Arrays have the axes of the nodes' ``spaces``, in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,6 @@ from .attention_nodes import Attention, AttentionGradient
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Array]
-
-
-class AttentionResult(NamedTuple):
-    """The results of `Attention` on NumPy; the logsumexp only of attention that is not split."""
-
-    output: Array
-    logsumexp: Array
 
 
 def forward(
@@ -36,24 +29,27 @@ def forward(
     score_mod: Function | None = None,
     *,
     scale: Array,
-) -> AttentionResult:
-    """`Attention` on NumPy by its definition: the softmax of all scores at once."""
+) -> list[Array]:
+    """`Attention` on NumPy by its definition: the softmax of all scores at once.
+
+    The output, and the logsumexp of attention that is not split.
+    """
     products = _products(query, key, scale)
     scores, safe = _scores(node, products, bias, replaced, score_mod), node.safe
     if end is not None:
         is_before = np.arange(scores.shape[-1]) < end[..., None]
         scores = np.where(is_before, scores, np.float32(-np.inf))
     if node.parts > 1:
-        return AttentionResult(_parts(node.parts, scores, value), np.zeros(()))
+        return [_parts(node.parts, scores, value)]
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
     total = weights.sum(-1, keepdims=True)
     used = weights if kept is None else weights * kept
     output = np.where(total == 0, 0 if safe else np.nan, np.matmul(used, value) / total)
     if safe:
-        return AttentionResult(output, (highest + np.log(total))[..., 0])
+        return [output, (highest + np.log(total))[..., 0]]
     rest = np.where(total == 0, np.nan, np.log(total))
-    return AttentionResult(output, np.stack([highest, rest])[..., 0])
+    return [output, np.stack([highest, rest])[..., 0]]
 
 
 def gradient(

@@ -6,9 +6,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ..symbolic.sizes import ZERO, product
+from .access import load_index
 from .buffers import Buffer
 from .graph import MapGroup
-from .scalar import Checked, Const, FunctionCall, Index, Load, Masked, Op, walk
+from .scalar import Checked, Index, Load, Masked, Scalar, rewrite, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +36,28 @@ def canonical_form(group: MapGroup, buffers: Mapping[str, Buffer]) -> Canonical 
     """
     if product(group.ranges) is ZERO:
         return None
-    numbers: dict[object, int] = {}
-    entries: list[Hashable] = []
-    loads: list[Load] = []
-    members: list[Hashable] = []
-    computed: dict[str, int] = {}
-    for member in group.members:
-        nodes = list(walk(member.body))
-        indices = {i for node in nodes if isinstance(node, Load) for i in node.index}
-        for node in nodes:
-            if node in numbers:
-                continue
-            match node:
-                case Index():
-                    if node not in indices:
-                        return None
-                    continue
-                case Masked() | Checked():
-                    return None
-                case Const(value, dtype):
-                    entry: Hashable = ("const", type(value), repr(value), dtype)
-                case Op(name, args, dtype):
-                    if any(isinstance(argument, Index) for argument in args):
-                        return None
-                    entry = ("op", name, tuple(numbers[a] for a in args), dtype)
-                case FunctionCall(function, args, result):
-                    if any(isinstance(argument, Index) for argument in args):
-                        return None
-                    entry = ("call", function, tuple(numbers[a] for a in args), result)
-                case Load(buffer, index, dtype):
-                    if any(not isinstance(i, Index) for i in index):
-                        return None
-                    if buffer in computed:
-                        entry = ("member", computed[buffer])
-                    else:
-                        entry = ("load", len(loads), dtype)
-                        loads.append(node)
-            numbers[node] = len(entries)
-            entries.append(entry)
-        if isinstance(member.body, Index) or member.reduction is not None:
+    names: dict[Load, str] = {}
+    computed: dict[str, str] = {}
+
+    def without_index(node: Scalar) -> Scalar | None:
+        """A load as the number that it is read, or was computed, as."""
+        if not isinstance(node, Load) or load_index(node) is None:
             return None
-        computed[member.output] = len(members)
-        members.append((numbers[member.body], member.store, buffers[member.output].dtype))
-    return Canonical((tuple(entries), tuple(members)), tuple(loads))
+        name = computed.get(node.buffer) or names.setdefault(node, f"load{len(names)}")
+        return Load(name, (), node.dtype)
+
+    members: list[Hashable] = []
+    for member in group.members:
+        body = rewrite(member.body, without_index)
+        if member.reduction is not None or any(map(_needs_index, walk(body))):
+            return None
+        computed[member.output] = f"member{len(members)}"
+        members.append((body, member.store, buffers[member.output].dtype))
+    return Canonical(tuple(members), tuple(names))
+
+
+def _needs_index(node: Scalar) -> bool:
+    """Whether a node depends on more than numbers that are loaded, which have no index here."""
+    return isinstance(node, Index | Masked | Checked) or (
+        isinstance(node, Load) and node.index != ()
+    )

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..symbolic.sizes import Expr, as_expr
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Anchor, Origin, Rule, Space, index_rules, shape_rule
+from .spaces import Anchor, Rule, Space, index_rules, shape_rule
 
 # Kernels keep a sum or a weight for each tap in registers, and have code for each.
 _MOST_TAPS = 64
@@ -70,10 +70,6 @@ class ConvolutionWindows:
         return None if shifted % self.stride[dim] else shifted // self.stride[dim]
 
 
-def _numbers(entries: Sequence[Expr]) -> tuple[int, ...] | None:
-    return tuple(map(int, entries)) if all(entry.is_constant for entry in entries) else None
-
-
 def tiled_windows(
     kernel: Sequence[Expr],
     stride: Sequence[Expr],
@@ -82,11 +78,11 @@ def tiled_windows(
     transposed: bool,
 ) -> ConvolutionWindows | None:
     """The windows of a convolution that fit tiles; None of any other."""
-    lists = [_numbers(entries) for entries in (kernel, stride, padding, dilation)]
-    found = [entries for entries in lists if entries is not None]
-    if len(found) < len(lists):
+    lists = (kernel, stride, padding, dilation)
+    if not all(entry.is_constant for entries in lists for entry in entries):
         return None
-    windows = ConvolutionWindows(found[0], found[1], found[2], found[3], transposed)
+    sizes, steps, before, apart = (tuple(map(int, entries)) for entries in lists)
+    windows = ConvolutionWindows(sizes, steps, before, apart, transposed)
     return windows if windows.fits_tiles() else None
 
 
@@ -102,7 +98,6 @@ class DepthwiseConvolution(Anchor):
 
     TILED: ClassVar[bool] = True
 
-    output: str
     batch: tuple[Expr, Expr]
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
@@ -110,7 +105,6 @@ class DepthwiseConvolution(Anchor):
     windows: ConvolutionWindows
     image: Scalar
     weight: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -139,7 +133,7 @@ class DepthwiseConvolution(Anchor):
         yield self.windows.fits_tiles(), "windows that fit tiles"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DepthwiseWeightGradient(Anchor):
     """Σ over p of output[index(p, c, k…)] = Σ over r, m… of moved(c, r, m…) · image(c, r, read).
 
@@ -150,23 +144,17 @@ class DepthwiseWeightGradient(Anchor):
     (c0, r0, n…), ``moved`` one over (c0, r0, m…), both float32.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("channels", "images", "positions", "image_sizes", "windows", "parts"),
-        *("index", "moved", "image"),
-    )
     TILED: ClassVar[bool] = True
 
-    output: str
     channels: Expr
     images: Expr
     positions: tuple[Expr, ...]
     image_sizes: tuple[Expr, ...]
     windows: ConvolutionWindows
+    parts: int = 1
     index: tuple[Expr, ...]
     moved: Scalar
     image: Scalar
-    parts: int = 1
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:

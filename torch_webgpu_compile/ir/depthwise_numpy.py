@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,46 +13,39 @@ from .depthwise_nodes import ConvolutionWindows
 Array = npt.NDArray[Any]
 
 
-def _taps(
-    windows: ConvolutionWindows, image: Array, positions: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], tuple[Array, ...], Array]]:
-    """(tap, the results that it has, by dimension, what they read), of every tap.
+def _reads(windows: ConvolutionWindows, image: Array, positions: Sequence[int]) -> Array:
+    """What each tap reads for each result: [..., *(results, taps by dimension)], 0 outside.
 
-    ``image``: [..., *space]. What is read is [..., *(results by dimension)], 0 outside.
+    ``image``: [..., *space].
     """
-    rank = len(positions)
-    for tap in np.ndindex(*windows.kernel):
-        where: list[Array] = []
-        read = image
-        for dim, (count, size) in enumerate(zip(positions, image.shape[-rank:], strict=True)):
-            every = [windows.read_at(dim, m, tap[dim]) for m in range(count)]
-            whole = np.array([m for m, at in enumerate(every) if at is not None], int)
-            at = np.array([at for at in every if at is not None], int)
-            inside = (at >= 0) & (at < size)
-            axis = read.ndim - rank + dim
-            found = np.take(read, np.where(inside, at, 0), axis) if size else None
-            shape = [1] * read.ndim
-            shape[axis] = len(at)
-            if found is None:
-                found = np.zeros((*read.shape[:axis], len(at), *read.shape[axis + 1 :]), read.dtype)
-            read = np.where(inside.reshape(shape), found, 0)
-            where.append(whole)
-        yield tap, tuple(where), read
+    first = image.ndim - len(positions)
+    for dim in reversed(range(len(positions))):
+        axis, size = first + dim, image.shape[first + dim]
+        at = np.zeros((positions[dim], windows.kernel[dim]), int)  # a 0 before the first element
+        for place in np.ndindex(*at.shape):
+            read = windows.read_at(dim, *place)
+            at[place] = read + 1 if read is not None and 0 <= read < size else 0
+        before = [(0, 0)] * image.ndim
+        before[axis] = (1, 0)
+        image = np.take(np.pad(image, before), at, axis)
+    return image
+
+
+def _labels(windows: ConvolutionWindows) -> tuple[list[int], list[int], list[int]]:
+    """`numpy.einsum`'s labels of results, of taps, and of both by dimension."""
+    both = list(range(3, 3 + 2 * len(windows.kernel)))
+    return both[::2], both[1::2], both
 
 
 def convolution(
-    windows: ConvolutionWindows, image: Array, weight: Array, positions: tuple[int, ...]
+    windows: ConvolutionWindows, image: Array, weight: Array, positions: Sequence[int]
 ) -> Array:
     """The output of a `DepthwiseConvolution`: [images, channels, *positions].
 
     ``image``: [images, channels, depth, *space]; ``weight``: [images, channels, depth, *kernel].
     """
-    out = np.zeros((*image.shape[:2], *positions), np.float32)
-    for tap, where, read in _taps(windows, image, positions):
-        each = weight.reshape(*weight.shape[:3], -1)[..., np.ravel_multi_index(tap, windows.kernel)]
-        found = (read * each.reshape(*each.shape, *(1 for _ in positions))).sum(2)
-        out[np.ix_(*map(range, out.shape[:2]), *where)] += found
-    return out
+    read, (results, taps, both) = _reads(windows, image, positions), _labels(windows)
+    return np.asarray(np.einsum(read, [0, 1, 2, *both], weight, [0, 1, 2, *taps], [0, 1, *results]))
 
 
 def weight_gradient(windows: ConvolutionWindows, moved: Array, image: Array) -> Array:
@@ -60,7 +53,5 @@ def weight_gradient(windows: ConvolutionWindows, moved: Array, image: Array) -> 
 
     ``moved``: [channels, images, *positions]; ``image``: [channels, images, *space].
     """
-    rank = len(windows.kernel)
-    axes = tuple(range(1, moved.ndim))
-    found = [(moved * read).sum(axes) for _, _, read in _taps(windows, image, moved.shape[-rank:])]
-    return np.stack(found, -1).reshape(-1, *windows.kernel).astype(np.float32)
+    read, (results, taps, both) = _reads(windows, image, moved.shape[2:]), _labels(windows)
+    return np.asarray(np.einsum(moved, [0, 1, *results], read, [0, 1, *both], [0, *taps]))

@@ -73,7 +73,7 @@ def _fold(node: Scalar) -> Scalar | None:
         case Op("cast", (inner,), dtype):
             return _fold_cast(inner, dtype)
         case Op("bitwise_and" | "bitwise_or", (a, b), dtypes.bool_):
-            return _fold_logic(node.name, a, b)
+            return fold_logic(node.name, a, b)
         case Op(name, (a, b)):
             left, right = _expr(a), _expr(b)
             if left is None or right is None:
@@ -166,7 +166,8 @@ def _fold_cast(inner: Scalar, dtype: object) -> Scalar | None:
     return Index(source) if bound is not None and bound <= _INT32_MAX else None
 
 
-def _fold_logic(name: str, a: Scalar, b: Scalar) -> Scalar | None:
+def fold_logic(name: str, a: Scalar, b: Scalar) -> Scalar | None:
+    """``bitwise_and`` or ``bitwise_or`` of bools, one of which is a constant; else None."""
     for known, other in ((a, b), (b, a)):
         if isinstance(known, Const):
             keeps = bool(known.value) == (name == "bitwise_and")

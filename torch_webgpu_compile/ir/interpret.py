@@ -10,6 +10,7 @@ bfloat16 and floats of 8 bits are float32 arrays whose values are rounded at eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedOp, VerificationError
-from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate
+from ..symbolic.sizes import Expr, FloorDiv, Symbol, as_symbol, evaluate, storage_span
 from . import attention_numpy, depthwise_numpy, sorting_numpy
 from .attention_nodes import Attention, AttentionGradient
 from .buffers import Buffer
@@ -36,6 +37,7 @@ from .nodes import (
     UserKernel,
     carry_name,
     computed_at,
+    outputs_of,
 )
 from .numeric import convert, from_bits, numpy_dtype, round_to, scalar_op
 from .scalar import Checked, Const, FunctionCall, Index, Load, Local, Masked, Op, Scalar, children
@@ -60,17 +62,15 @@ def interpret(
     are the values of symbols that the arguments do not show.
     """
     with np.errstate(all="ignore"):
-        return Run(graph, run_host_call, sizes or {}).run(arguments)
+        return Run(graph, run_host_call, dict(sizes or {})).run(arguments)
 
 
+@dataclass
 class Run:
-    def __init__(
-        self, graph: LoopGraph, run_host_call: RunHostCall | None, sizes: Mapping[str, int]
-    ) -> None:
-        self.graph = graph
-        self.run_host_call = run_host_call
-        self.sizes = dict(sizes)
-        self.arrays: dict[str, Array] = {}
+    graph: LoopGraph
+    run_host_call: RunHostCall | None
+    sizes: dict[str, int]
+    arrays: dict[str, Array] = field(default_factory=dict)
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         self._bind_sizes(arguments)
@@ -90,21 +90,18 @@ class Run:
     def _bind_sizes(self, arguments: Sequence[Any]) -> None:
         for spec, argument in zip(self.graph.inputs, arguments, strict=True):
             if spec.size is not None:
-                self._bind(spec.size, int(argument))
+                self._bind([spec.size], [int(argument)])
             elif spec.buffer is not None:
-                self._bind_layout(self.graph.buffers[spec.buffer], np.asarray(argument))
+                buffer, array = self.graph.buffers[spec.buffer], np.asarray(argument)
+                if len(buffer.sizes) == array.ndim:
+                    self._bind(buffer.sizes, array.shape)
+                    self._bind(buffer.strides, [n // array.itemsize for n in array.strides])
 
-    def _bind_layout(self, buffer: Buffer, array: Array) -> None:
-        if len(buffer.sizes) == array.ndim:
-            for size, value in zip(buffer.sizes, array.shape, strict=True):
-                self._bind(size, value)
-            for stride, nbytes in zip(buffer.strides, array.strides, strict=True):
-                self._bind(stride, nbytes // array.itemsize)
-
-    def _bind(self, size: Expr, value: int) -> None:
-        symbol = as_symbol(size)
-        if symbol is not None:
-            self.sizes.setdefault(symbol.name, value)
+    def _bind(self, sizes: Sequence[Expr], values: Sequence[int]) -> None:
+        for size, value in zip(sizes, values, strict=True):
+            symbol = as_symbol(size)
+            if symbol is not None:
+                self.sizes.setdefault(symbol.name, value)
 
     def shape(self, sizes: Sequence[Expr]) -> tuple[int, ...]:
         return tuple(evaluate(size, self.sizes) for size in sizes)
@@ -132,19 +129,15 @@ class Run:
         buffer = self.graph.buffers[output.buffer]
         memory = np.zeros(max(0, evaluate(buffer.span, self.sizes)), numpy_dtype(buffer.dtype))
         shape = self.shape(buffer.sizes)
-        array = self.arrays[buffer.name] if 0 not in shape else np.zeros(shape)
         if 0 not in shape:
             offset = evaluate(buffer.offset, self.sizes)
-            self._strided(memory, shape, buffer.strides, offset)[...] = array
+            self._strided(memory, shape, buffer.strides, offset)[...] = self.arrays[buffer.name]
         assert output.offset is not None
-        offset = evaluate(output.offset, self.sizes)
-        shape = self.shape(output.sizes)
-        if 0 in shape:
-            return np.zeros(shape, memory.dtype)
-        last = offset + sum(
-            (n - 1) * s for n, s in zip(shape, self.shape(output.strides), strict=True)
-        )
-        if last >= memory.size:
+        shape, offset = self.shape(output.sizes), evaluate(output.offset, self.sizes)
+        if (
+            0 not in shape
+            and offset + storage_span(shape, self.shape(output.strides)) > memory.size
+        ):
             raise VerificationError(f"output {output} reads past the end of {buffer}")
         return self._strided(memory, shape, output.strides, offset)
 
@@ -152,14 +145,27 @@ class Run:
         rule = _RULES.get(type(node))
         if rule is None:
             raise VerificationError(f"no rule of the interpreter for {type(node).__name__}")
-        rule(self, node)
+        for name, array in zip(outputs_of(node), rule(self, node), strict=True):
+            buffer = self.graph.buffers[name]
+            stored = round_to(np.asarray(array), buffer.dtype)
+            self.arrays[name] = np.ascontiguousarray(stored).reshape(self.shape(buffer.sizes))
 
-    def store(self, name: str, array: Array) -> None:
-        """Sets a buffer's contents, rounded to its dtype."""
-        buffer = self.graph.buffers[name]
-        shape = self.shape(buffer.sizes)
-        stored = round_to(np.asarray(array), buffer.dtype)
-        self.arrays[name] = np.ascontiguousarray(stored).reshape(shape)
+    def placed(
+        self, name: str, sizes: Sequence[Expr], *parts: tuple[Sequence[Array], Array]
+    ) -> Array:
+        """An array of the numbers of each part at its indices, except those outside of it."""
+        out = np.zeros(self.shape(sizes), parts[0][1].dtype)
+        written = np.zeros(out.shape, np.int32)
+        for index, numbers in parts:
+            inside = np.ones(numbers.shape, bool)
+            for position, size in zip(index, out.shape, strict=True):
+                inside &= (position >= 0) & (position < size)
+            at = tuple(position[inside] for position in index)
+            np.add.at(written, at, 1)
+            out[at] = numbers[inside]
+        if not (written == 1).all():
+            raise VerificationError(f"{name} is not written exactly once")
+        return out
 
     def computed(self, node: Node) -> dict[str, Any]:
         """A node's scalars and index expressions at all points of their spaces.
@@ -169,17 +175,17 @@ class Run:
         """
         points: dict[Space, Points] = {}
         found: dict[str, Any] = {}
-        for field, space, value in computed_at(node):
+        for name, space, value in computed_at(node):
             if space not in points:
                 points[space] = Points(self, space)
-            if field in node.locals:
-                found[field] = partial(Points(self, space).of_locals, value)
+            if name in node.locals:
+                found[name] = partial(Points(self, space).of_locals, value)
                 continue
             array = points[space].full(value)
-            if isinstance(getattr(node, field), tuple):
-                found.setdefault(field, []).append(array)
+            if isinstance(getattr(node, name), tuple):
+                found.setdefault(name, []).append(array)
             else:
-                found[field] = array
+                found[name] = array
         return found
 
 
@@ -190,19 +196,18 @@ def not_interpreted(name: str) -> UnsupportedOp:
 
 
 _Node = TypeVar("_Node", bound=Node)
-_RULES: dict[type[Node], Callable[[Run, Any], None]] = {}
+_Rule = Callable[[Run, _Node], Sequence[Array]]
+_RULES: dict[type[Node], _Rule[Any]] = {}
 
 
-def interprets(
-    kind: type[_Node],
-) -> Callable[[Callable[[Run, _Node], None]], Callable[[Run, _Node], None]]:
-    """Registers how nodes of a kind are run: it stores the node's outputs.
+def interprets(kind: type[_Node]) -> Callable[[_Rule[_Node]], _Rule[_Node]]:
+    """Registers how nodes of a kind are run: a function that computes the node's outputs.
 
     Raises:
         ValueError: the kind has a rule.
     """
 
-    def register(rule: Callable[[Run, _Node], None]) -> Callable[[Run, _Node], None]:
+    def register(rule: _Rule[_Node]) -> _Rule[_Node]:
         if kind in _RULES:
             raise ValueError(f"{kind.__name__} has two rules of the interpreter")
         _RULES[kind] = rule
@@ -212,36 +217,30 @@ def interprets(
 
 
 @interprets(Pointwise)
-def _pointwise(run: Run, node: Pointwise) -> None:
-    run.store(node.output, run.computed(node)["body"])
+def _pointwise(run: Run, node: Pointwise) -> Sequence[Array]:
+    return [run.computed(node)["body"]]
 
 
 @interprets(Reduction)
-def _reduction(run: Run, node: Reduction) -> None:
+def _reduction(run: Run, node: Reduction) -> Sequence[Array]:
     values = run.computed(node)["body"].reshape((*run.shape(node.ranges), -1))
-    run.store(node.output, _REDUCE[node.kind](values))
+    return [_REDUCE[node.kind](values)]
 
 
 @interprets(Contraction)
-def _contraction(run: Run, node: Contraction) -> None:
+def _contraction(run: Run, node: Contraction) -> Sequence[Array]:
     groups = (node.batch, node.rows, node.columns, node.inner)
     shapes = [run.shape(sizes) for sizes in groups]
     b, m, n, k = (int(np.prod(shape)) for shape in shapes)
     values = run.computed(node)
     lhs, rhs = values["lhs"].reshape(b, m, k), values["rhs"].reshape(b, n, k)
     product = np.matmul(lhs, rhs.transpose(0, 2, 1)).reshape(sum(shapes[:3], ()))
-    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, product.dtype)
-    where = tuple(values.get("index", ()))
-    written = np.zeros(out.shape, np.int32)
-    np.add.at(written, where, 1)
-    if not (written == 1).all():
-        raise VerificationError(f"the index of {node.output} is not a bijection")
-    out[where] = product
-    run.store(node.output, out)
+    sizes = run.graph.buffers[node.output].sizes
+    return [run.placed(node.output, sizes, (values.get("index", ()), product))]
 
 
 @interprets(Scatter)
-def _scatter(run: Run, node: Scatter) -> None:
+def _scatter(run: Run, node: Scatter) -> Sequence[Array]:
     out = run.arrays[node.initial].copy()
     values = run.computed(node)
     where = tuple(values.get("index", ()))
@@ -252,11 +251,11 @@ def _scatter(run: Run, node: Scatter) -> None:
         np.add.at(out, where, values["body"])
     else:
         out[where] = values["body"]
-    run.store(node.output, out)
+    return [out]
 
 
 @interprets(TriangularSolve)
-def _triangular_solve(run: Run, node: TriangularSolve) -> None:
+def _triangular_solve(run: Run, node: TriangularSolve) -> Sequence[Array]:
     values = run.computed(node)
     matrix, solution = values["matrix"], values["rhs"].copy()
     for m in range(solution.shape[-2]):
@@ -264,11 +263,11 @@ def _triangular_solve(run: Run, node: TriangularSolve) -> None:
         solution[..., m : m + 1, :] -= before
         if not node.unit:
             solution[..., m, :] /= matrix[..., m, m, None]
-    run.store(node.output, solution)
+    return [solution]
 
 
 @interprets(Factorization)
-def _factorization(run: Run, node: Factorization) -> None:
+def _factorization(run: Run, node: Factorization) -> Sequence[Array]:
     matrix = run.computed(node)["matrix"].copy()
     *batch, rows, columns = matrix.shape
     steps = min(rows, columns)
@@ -293,14 +292,11 @@ def _factorization(run: Run, node: Factorization) -> None:
                 a[k:, k] /= np.sqrt(a[k, k])
             else:
                 a[k + 1 :, k] = below
-    run.store(node.output, matrix if node.pivots is not None else np.tril(matrix))
-    run.store(node.info, info)
-    if node.pivots is not None:
-        run.store(node.pivots, pivots)
+    return [np.tril(matrix), info] if node.pivots is None else [matrix, info, pivots]
 
 
 @interprets(Scan)
-def _scan(run: Run, node: Scan) -> None:
+def _scan(run: Run, node: Scan) -> Sequence[Array]:
     (lanes,) = node.spaces["init"]
     (time,) = numbered("t", (node.length,))
     carries = [Points(run, (lanes,)).full(body) for body in node.init]
@@ -313,133 +309,105 @@ def _scan(run: Run, node: Scan) -> None:
         for found, body in zip(rows, node.row, strict=True):
             found.append(points.full(body))
         carries = [points.full(body) for body in node.step]
-    for name, number in zip(node.carried, node.finals, strict=True):
-        run.store(name, carries[number])
-    for name, found in zip(node.rows, rows, strict=True):
-        run.store(name, np.stack(found))
+    return [*(carries[number] for number in node.finals), *map(np.stack, rows)]
 
 
 @interprets(HostCall)
-def _host_call(run: Run, node: HostCall) -> None:
+def _host_call(run: Run, node: HostCall) -> Sequence[Array]:
     if run.run_host_call is None:
         raise VerificationError(f"{node.target} runs on the host, but there is no callback")
     results = run.run_host_call(node, run.arrays, run.sizes)
-    if is_effect(node, run.graph):
-        return
-    for name, result in zip(node.outputs, results, strict=True):
-        run.store(name, np.asarray(result))
+    return [np.zeros(0)] if is_effect(node, run.graph) else results
 
 
 @interprets(UserKernel)
-def _user_kernel(run: Run, node: UserKernel) -> None:
+def _user_kernel(run: Run, node: UserKernel) -> Sequence[Array]:
     raise not_interpreted(node.kernel.name)
 
 
 @interprets(Attention)
-def _attention(run: Run, node: Attention) -> None:
-    values = run.computed(node)
-    result = attention_numpy.forward(node, **values)
-    run.store(node.output, result.output)
-    if node.logsumexp is not None:
-        run.store(node.logsumexp, result.logsumexp)
+def _attention(run: Run, node: Attention) -> Sequence[Array]:
+    return attention_numpy.forward(node, **run.computed(node))[: len(outputs_of(node))]
 
 
 @interprets(AttentionGradient)
-def _attention_gradient(run: Run, node: AttentionGradient) -> None:
-    results = attention_numpy.gradient(node, **run.computed(node))
-    for name, result in zip(node.outputs, results, strict=True):
-        run.store(name, result)
+def _attention_gradient(run: Run, node: AttentionGradient) -> Sequence[Array]:
+    return attention_numpy.gradient(node, **run.computed(node))
 
 
 @interprets(DepthwiseConvolution)
-def _depthwise_convolution(run: Run, node: DepthwiseConvolution) -> None:
+def _depthwise_convolution(run: Run, node: DepthwiseConvolution) -> Sequence[Array]:
     values = run.computed(node)
     positions = run.shape(node.positions)
-    result = depthwise_numpy.convolution(node.windows, values["image"], values["weight"], positions)
-    run.store(node.output, result)
+    image, weight = values["image"], values["weight"]
+    return [depthwise_numpy.convolution(node.windows, image, weight, positions)]
 
 
 @interprets(DepthwiseWeightGradient)
-def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> None:
+def _depthwise_weight_gradient(run: Run, node: DepthwiseWeightGradient) -> Sequence[Array]:
     values = run.computed(node)
     result = depthwise_numpy.weight_gradient(node.windows, values["moved"], values["image"])
     parts = np.zeros((node.parts, *result.shape), np.float32)
     parts[0] = result  # whose sum alone is defined
-    out = np.full(run.shape(run.graph.buffers[node.output].sizes), np.nan, np.float32)
-    out[tuple(values["index"])] = parts
-    run.store(node.output, out)
+    sizes = run.graph.buffers[node.output].sizes
+    return [run.placed(node.output, sizes, (values["index"], parts))]
 
 
 @interprets(Fourier)
-def _fourier(run: Run, node: Fourier) -> None:
+def _fourier(run: Run, node: Fourier) -> Sequence[Array]:
     values = run.computed(node)
     x = values["real"] + 1j * values.get("imaginary", np.zeros((), np.float32))
     result = np.fft.fft(x) if node.forward else np.fft.ifft(x) * node.length
     factor = values.get("factor_real", 1) + 1j * values.get("factor_imaginary", 0)
     result = result * factor * node.scale
     buffer = run.graph.buffers[node.output]
+    parts = [(values["index"], result)]
+    if node.mirror is not None:
+        parts.append((values["mirror"], result.conj()))
+    out = run.placed(node.output, buffer.sizes[: len(node.index)], *parts)
     pairs = len(buffer.sizes) > len(node.index)
-    out = np.full(run.shape(buffer.sizes[: len(node.index)]), np.nan, np.complex128)
-    written = np.zeros(out.shape, np.int32)
-    for field, numbers in (("index", result), ("mirror", result.conj())):
-        if field not in values:
-            continue
-        inside = np.ones(numbers.shape, bool)
-        for position, size in zip(values[field], out.shape, strict=True):
-            inside &= (position >= 0) & (position < size)
-        at = tuple(position[inside] for position in values[field])
-        np.add.at(written, at, 1)
-        out[at] = numbers[inside]
-    if not (written == 1).all():
-        raise VerificationError(f"{node.output} is not written exactly once")
-    run.store(node.output, np.stack([out.real, out.imag], -1) if pairs else out.real)
+    return [np.stack([out.real, out.imag], -1) if pairs else out.real]
 
 
 @interprets(RowSort)
-def _row_sort(run: Run, node: RowSort) -> None:
+def _row_sort(run: Run, node: RowSort) -> Sequence[Array]:
     (count,) = run.shape((node.count,))
     values = run.computed(node)
     places = sorting_numpy.order(values["words"])[..., :count]
-    for name, payload in zip(node.outputs, values["payloads"], strict=True):
-        run.store(name, np.take_along_axis(payload, places, -1))
+    return [np.take_along_axis(payload, places, -1) for payload in values["payloads"]]
 
 
 @interprets(DigitCounts)
-def _digit_counts(run: Run, node: DigitCounts) -> None:
+def _digit_counts(run: Run, node: DigitCounts) -> Sequence[Array]:
     (part,) = run.shape((node.part,))
-    run.store(node.output, sorting_numpy.digit_counts(run.computed(node)["digit"], part, node.bins))
+    return [sorting_numpy.digit_counts(run.computed(node)["digit"], part, node.bins)]
 
 
 @interprets(PartSums)
-def _part_sums(run: Run, node: PartSums) -> None:
-    before, totals = sorting_numpy.part_sums(run.arrays[node.counts])
-    run.store(node.before, before)
-    run.store(node.totals, totals)
+def _part_sums(run: Run, node: PartSums) -> Sequence[Array]:
+    return sorting_numpy.part_sums(run.arrays[node.counts])
 
 
 @interprets(DigitScatter)
-def _digit_scatter(run: Run, node: DigitScatter) -> None:
+def _digit_scatter(run: Run, node: DigitScatter) -> Sequence[Array]:
     values = run.computed(node)
     sums = run.arrays[node.before], run.arrays[node.totals]
     places = sorting_numpy.digit_places(values["digit"], node.tile, *sums)
-    for name, payload in zip(node.outputs, values["payloads"], strict=True):
-        moved = np.zeros(payload.shape, payload.dtype)
-        np.put_along_axis(moved, places, payload, -1)
-        run.store(name, moved)
+    moved = [np.zeros(payload.shape, payload.dtype) for payload in values["payloads"]]
+    for array, payload in zip(moved, values["payloads"], strict=True):
+        np.put_along_axis(array, places, payload, -1)
+    return moved
 
 
 @interprets(PickDigit)
-def _pick_digit(run: Run, node: PickDigit) -> None:
-    values = run.computed(node)
-    prefix, rest = sorting_numpy.pick_digit(run.arrays[node.counts], **values)
-    run.store(node.prefix, prefix)
-    run.store(node.rest, rest)
+def _pick_digit(run: Run, node: PickDigit) -> Sequence[Array]:
+    return sorting_numpy.pick_digit(run.arrays[node.counts], **run.computed(node))
 
 
 @interprets(Compact)
-def _compact(run: Run, node: Compact) -> None:
+def _compact(run: Run, node: Compact) -> Sequence[Array]:
     (count,) = run.shape((node.count,))
-    run.store(node.output, sorting_numpy.compact(run.computed(node)["kind"], count))
+    return [sorting_numpy.compact(run.computed(node)["kind"], count)]
 
 
 _REDUCE: dict[str, Callable[[Array], Any]] = {

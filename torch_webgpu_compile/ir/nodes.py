@@ -23,7 +23,6 @@ from .scalar import Scalar, checks_of, loads_of
 from .spaces import (
     Anchor,
     Node,
-    Origin,
     Rule,
     Space,
     dtype_rule,
@@ -41,7 +40,6 @@ class Pointwise(Node):
     output: str
     ranges: tuple[Expr, ...]
     body: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -66,14 +64,11 @@ class Reduction(Node):
     and bf16).
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ("kind", "ranges", "reduce_ranges", "body")
-
     output: str
+    kind: str
     ranges: tuple[Expr, ...]
     reduce_ranges: tuple[Expr, ...]
-    kind: str
     body: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -103,20 +98,15 @@ class Contraction(Anchor):
     its smallest normal one.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("batch", "rows", "columns", "inner", "index", "lhs", "rhs", "lhs_shift", "rhs_shift"),
-    )
     TILED: ClassVar[bool] = True
 
-    output: str
     batch: tuple[Expr, ...]
     rows: tuple[Expr, ...]
     columns: tuple[Expr, ...]
     inner: tuple[Expr, ...]
+    index: tuple[Expr, ...]
     lhs: Scalar
     rhs: Scalar
-    index: tuple[Expr, ...]
-    origins: tuple[Origin, ...] = ()
     lhs_shift: Scalar | None = None
     rhs_shift: Scalar | None = None
 
@@ -159,16 +149,14 @@ class TriangularSolve(Node):
     float32 or both are float64.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ("batch", "sizes", "unit", "matrix", "rhs")
     TILED: ClassVar[bool] = True
 
     output: str
     batch: tuple[Expr, ...]
     sizes: tuple[Expr, Expr]
+    unit: bool
     matrix: Scalar
     rhs: Scalar
-    unit: bool
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -213,7 +201,6 @@ class Factorization(Node):
     batch: tuple[Expr, ...]
     sizes: tuple[Expr, Expr]
     matrix: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -233,7 +220,7 @@ class Factorization(Node):
             yield name is None or buffers[name].dtype is dtypes.int32, f"int32 {name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fourier(Node):
     """Discrete Fourier transforms of rows: with n the product of ``radices``,
 
@@ -249,25 +236,19 @@ class Fourier(Node):
     The roots are a scalar over (w0): the table `fourier.stage_roots`, for several radices.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = (
-        *("ranges", "radices", "forward", "scale", "index", "mirror"),
-        *("real", "imaginary", "root_real", "root_imaginary", "factor_real", "factor_imaginary"),
-    )
-
     output: str
     ranges: tuple[Expr, ...]
     radices: tuple[int, ...]
     forward: bool
     scale: float
     index: tuple[Expr, ...]
+    mirror: tuple[Expr, ...] | None = None
     real: Scalar
     imaginary: Scalar | None = None
     root_real: Scalar | None = None
     root_imaginary: Scalar | None = None
     factor_real: Scalar | None = None
     factor_imaginary: Scalar | None = None
-    mirror: tuple[Expr, ...] | None = None
-    origins: tuple[Origin, ...] = ()
 
     @property
     def length(self) -> int:
@@ -327,7 +308,6 @@ class Scatter(Node):
     index: tuple[Scalar, ...]
     body: Scalar
     accumulate: bool
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -382,7 +362,6 @@ class Scan(Node):
     init: tuple[Scalar, ...]
     step: tuple[Scalar, ...]
     row: tuple[Scalar, ...]
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -435,13 +414,8 @@ class HostCall(Node):
     target: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...]
-    origins: tuple[Origin, ...] = ()
     changed: tuple[HostBuffer, ...] = ()
     on_device: bool = False
-
-    @property
-    def spaces(self) -> dict[str, Space]:
-        return {}
 
     def rules(self, buffers: Mapping[str, Buffer]) -> Iterator[Rule]:
         yield self.target.count(".") == 2, "a target namespace.name.overload"
@@ -469,7 +443,6 @@ class UserKernel(Node):
     numbers: tuple[Scalar, ...]
     grid: tuple[Expr, Expr, Expr]
     iterations: Expr = ZERO
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:

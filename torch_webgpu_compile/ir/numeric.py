@@ -70,16 +70,11 @@ def from_bits(array: Array, dtype: DType) -> Array:
 def _bitcast(array: Array, source: DType, dtype: DType) -> Array:
     if source.is_float8:
         array = float8.encode(array, source)
-    if dtype.is_float8:
-        return float8.decode(np.ascontiguousarray(array).view(np.uint8), dtype).reshape(
-            np.shape(array)
-        )
-    if source is dtypes.bfloat16:
+    elif source is dtypes.bfloat16:
         array = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
-    if dtype is dtypes.bfloat16:
-        words = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16
-        return words.view(np.float32)
-    return np.ascontiguousarray(array).view(numpy_dtype(dtype)).reshape(np.shape(array))
+    stored = np.uint8 if dtype.is_float8 else np.uint16 if dtype is dtypes.bfloat16 else None
+    bits = np.ascontiguousarray(array).view(stored or numpy_dtype(dtype))
+    return from_bits(bits.reshape(np.shape(array)), dtype)
 
 
 def scalar_op(name: str, operands: Sequence[Array], dtype: DType) -> Array:
@@ -91,14 +86,6 @@ def scalar_op(name: str, operands: Sequence[Array], dtype: DType) -> Array:
 def define(name: str, function: Callable[..., Array]) -> None:
     """Says what an op computes that has no row here."""
     _OPS[name] = function
-
-
-def _vectorized(function: Callable[[float], float]) -> Callable[[Array], Array]:
-    def apply(x: Array) -> Array:
-        flat = [function(float(v)) for v in np.ravel(x)]
-        return np.asarray(flat, np.float64).reshape(np.shape(x))
-
-    return apply
 
 
 def _sigmoid(x: Array) -> Array:
@@ -169,8 +156,8 @@ _OPS: dict[str, Callable[..., Any]] = {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "erf": _vectorized(math.erf),
-    "erfc": _vectorized(math.erfc),
+    "erf": np.vectorize(math.erf, [np.float64]),
+    "erfc": np.vectorize(math.erfc, [np.float64]),
     "sigmoid": _sigmoid,
     "round": np.rint,
     "bitwise_not": np.invert,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..dtypes import DType, Kind
 from ..symbolic.sizes import upper_bound
-from .folding import of_constants
+from .folding import fold_logic, of_constants
 from .scalar import Const, Index, Op, Scalar, const, rewrite
 
 Range = tuple[int, int]
@@ -32,7 +32,7 @@ class Decisions:
             return found
         match node:
             case Op("bitwise_and" | "bitwise_or" as name, (a, b), dtype) if dtype.kind is Kind.BOOL:
-                return _joined(name, a, b) or _joined(name, b, a)
+                return fold_logic(name, a, b)
             case Op(name, (a, b), dtype) if a.dtype.is_integer:
                 return self._decided(name, a, b, dtype)
         return None
@@ -70,13 +70,6 @@ class Decisions:
                     return None
                 return _within(_result(name, known), dtype)
         return None
-
-
-def _joined(name: str, constant: Scalar, other: Scalar) -> Scalar | None:
-    """``and`` or ``or`` of bools, the first of which is a constant."""
-    if not isinstance(constant, Const):
-        return None
-    return constant if bool(constant.value) == (name == "bitwise_or") else other
 
 
 def _compared(name: str, a: Range, b: Range) -> bool | None:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..symbolic.nested import rename_buffers
 from .buffers import Buffer
-from .graph import (
-    AnchorGroup,
-    ForeachGroup,
-    JointGroup,
-    KernelGroup,
-    MapGroup,
-    Member,
-    PairGroup,
-    RowGroup,
-    SiblingGroup,
-    SingleGroup,
-    map_group,
-)
-from .nodes import HostCall, inputs_of, map_bodies, outputs_of
+from .graph import KernelGroup, Member, is_host_call, map_group
+from .nodes import inputs_of, map_bodies, outputs_of
 from .scalar import Load, Scalar, loads_of, rewrite
 from .spaces import Node
 
@@ -37,7 +25,7 @@ def group_key(
     The key is equal for groups that differ in names of buffers only. The names are in an order
     that corresponds: the n-th of one group plays the part of the n-th of the other.
     """
-    if isinstance(group, SingleGroup) and isinstance(group.node, HostCall):
+    if is_host_call(group):
         return None
     names: dict[str, str] = {}
     for name in _names(group):
@@ -66,26 +54,20 @@ def twins_of(
     return dict(zip(names[0], zip(*names, strict=True), strict=True))
 
 
-def _names(group: KernelGroup) -> Iterator[str]:
+def _names(group: KernelGroup) -> list[str]:
     """The buffers that a group writes and reads, in an order that its structure determines."""
-    match group:
-        case SingleGroup(node):
-            yield from (*outputs_of(node), *inputs_of(node))
-        case AnchorGroup(anchor, epilogue):
-            yield from (*outputs_of(anchor), *inputs_of(anchor))
-            yield from _names_of_members(epilogue)
-        case MapGroup(members=members) | RowGroup(members=members):
-            yield from _names_of_members(members)
-        case SiblingGroup(groups) | PairGroup(groups) | ForeachGroup(groups) | JointGroup(groups):
-            for part in groups:
-                yield from _names(part)
+    found: list[str] = []
 
+    def of_node(node: Node) -> Node:
+        found.extend((*outputs_of(node), *inputs_of(node)))
+        return node
 
-def _names_of_members(members: tuple[Member, ...]) -> Iterator[str]:
-    for member in members:
-        yield member.output
-        for load in loads_of(member.body):
-            yield load.buffer
+    def of_member(member: Member) -> Member:
+        found.extend((member.output, *(load.buffer for load in loads_of(member.body))))
+        return member
+
+    map_group(group, of_node, of_member)
+    return found
 
 
 def rename_group(group: _Group, names: Mapping[str, str]) -> _Group:

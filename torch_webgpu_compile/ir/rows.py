@@ -312,13 +312,8 @@ def _shifted_sums(
             bodies[m.output] = body
         elif m.reduction == "maximum" and body.dtype.compute == "f32":
             maxima[body] = m.output
-        elif m.reduction == "sum":
-            if not isinstance(body, Op) or body.name not in ("exp", "fast_exp"):
-                continue
-            difference = body.args[0]
-            if not isinstance(difference, Op) or difference.name != "sub":
-                continue
-            value, shift = difference.args
+        elif m.reduction == "sum" and (power := power_of(body)) is not None:
+            value, shift = power
             largest = maxima.get(value)
             if largest is None or not belongs_to_row(shift):
                 continue
@@ -326,6 +321,14 @@ def _shifted_sums(
                 found[m.output] = ShiftedSum(largest, shift)
                 del maxima[value]
     return found
+
+
+def power_of(body: Scalar) -> tuple[Scalar, Scalar] | None:
+    """(v, shift) of exp(v − shift); None of anything else."""
+    match body:
+        case Op("exp" | "fast_exp", (Op("sub", (value, shift)),)):
+            return value, shift
+    return None
 
 
 # -- tilings ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 import numpy as np
 
@@ -59,6 +59,8 @@ class _Arithmetic:
 
     __slots__ = ()
 
+    __reduce__ = reduced
+
     __add__, __radd__ = _operator("add"), _reflected("add")
     __sub__, __rsub__ = _operator("sub"), _reflected("sub")
     __mul__, __rmul__ = _operator("mul"), _reflected("mul")
@@ -74,8 +76,6 @@ class _Arithmetic:
 class Const(_Arithmetic, metaclass=_InternedScalar):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
-    __reduce__ = reduced
-
     value: bool | int | float
     dtype: DType
 
@@ -84,14 +84,9 @@ class Const(_Arithmetic, metaclass=_InternedScalar):
 class Index(_Arithmetic, metaclass=_InternedScalar):
     """The value of an index expression as an int64."""
 
-    __reduce__ = reduced
+    dtype: ClassVar[DType] = dtypes.int64
 
     expr: Expr
-
-    @property
-    def dtype(self) -> DType:
-        """int64."""
-        return dtypes.int64
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -102,8 +97,6 @@ class Load(_Arithmetic, metaclass=_InternedScalar):
     value is proven to lie in [0, size), or it is `Checked`.
     """
 
-    __reduce__ = reduced
-
     buffer: str
     index: tuple[Scalar, ...]
     dtype: DType
@@ -113,8 +106,6 @@ class Load(_Arithmetic, metaclass=_InternedScalar):
 class Op(_Arithmetic, metaclass=_InternedScalar):
     """A row of `OPS` applied to arguments."""
 
-    __reduce__ = reduced
-
     name: str
     args: tuple[Scalar, ...]
     dtype: DType
@@ -123,8 +114,6 @@ class Op(_Arithmetic, metaclass=_InternedScalar):
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Masked(_Arithmetic, metaclass=_InternedScalar):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
-
-    __reduce__ = reduced
 
     condition: Scalar
     body: Scalar
@@ -150,17 +139,12 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
         check: the operator, dimension and line of code that the report names.
     """
 
-    __reduce__ = reduced
+    dtype: ClassVar[DType] = dtypes.int64
 
     position: Scalar
     given: Scalar
     size: Scalar
     check: IndexCheck
-
-    @property
-    def dtype(self) -> DType:
-        """int64."""
-        return dtypes.int64
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -172,8 +156,6 @@ class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
         args: as many as it has parameters, of the dtypes that `CALL_DTYPES` has for their types.
         result: which of the function's results it is.
     """
-
-    __reduce__ = reduced
 
     function: WgslFunction
     args: tuple[Scalar, ...]
@@ -188,8 +170,6 @@ class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Local(_Arithmetic, metaclass=_InternedScalar):
     """A number that a node has computed at each point before this body of it: see `Node.locals`."""
-
-    __reduce__ = reduced
 
     name: str
     dtype: DType
@@ -484,23 +464,15 @@ def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
     return rewrite(root, change)
 
 
-def loads_of(root: Scalar) -> list[Load]:
-    """Every distinct load under ``root``."""
-    return list(_loads_of(root))
-
-
 @lru_cache(maxsize=1 << 13)
-def _loads_of(root: Scalar) -> tuple[Load, ...]:
+def loads_of(root: Scalar) -> tuple[Load, ...]:
+    """Every distinct load under ``root``."""
     return tuple(node for node in walk(root) if isinstance(node, Load))
 
 
-def checks_of(root: Scalar) -> list[Checked]:
-    """Every distinct `Checked` under ``root``."""
-    return list(_checks_of(root))
-
-
 @lru_cache(maxsize=1 << 13)
-def _checks_of(root: Scalar) -> tuple[Checked, ...]:
+def checks_of(root: Scalar) -> tuple[Checked, ...]:
+    """Every distinct `Checked` under ``root``."""
     return tuple(node for node in walk(root) if isinstance(node, Checked))
 
 

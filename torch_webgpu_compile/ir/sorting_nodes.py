@@ -16,7 +16,7 @@ from ..symbolic.sizes import Expr, as_expr, ceildiv
 from ..target import Target
 from .buffers import Buffer
 from .scalar import Scalar
-from .spaces import Node, Origin, Rule, Space, shape_rule
+from .spaces import Node, Rule, Space, shape_rule
 
 DIGIT_BITS = 8
 BINS = 1 << DIGIT_BITS
@@ -118,7 +118,6 @@ class RowSort(Node):
     bits: tuple[int, ...]
     words: tuple[Scalar, ...]
     payloads: tuple[Scalar, ...]
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -149,7 +148,6 @@ class DigitCounts(Node):
     part: Expr
     bins: int
     digit: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def parts(self) -> Expr:
@@ -183,11 +181,6 @@ class PartSums(Node):
     ranges: tuple[Expr, ...]
     parts: Expr
     lanes: int
-    origins: tuple[Origin, ...] = ()
-
-    @property
-    def spaces(self) -> dict[str, Space]:
-        return {}
 
     @property
     def extents(self) -> tuple[Expr, ...]:
@@ -223,7 +216,6 @@ class DigitScatter(Node):
     bits: int
     digit: Scalar
     payloads: tuple[Scalar, ...]
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -260,7 +252,6 @@ class PickDigit(Node):
     wanted: Scalar
     above: Scalar
     shift: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -300,7 +291,6 @@ class Compact(Node):
     part: Expr
     count: Expr
     kind: Scalar
-    origins: tuple[Origin, ...] = ()
 
     @property
     def parts(self) -> Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration, symbols_of
@@ -50,7 +50,7 @@ Rule = tuple[bool, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Node(ABC):
+class Node:
     """The protocol of all nodes: a node's description of itself, for passes over nodes.
 
     A node is frozen data: names of buffers, sizes, numbers, scalars and index expressions, the
@@ -65,21 +65,16 @@ class Node(ABC):
     or nested tuples with `HostBuffer`s.
     """
 
-    OPERANDS: ClassVar[tuple[str, ...]] = ()
-    """Fields in the order of its text, if that is another one than that of their declaration."""
-
     TILED: ClassVar[bool] = False
     """Whether its kernel computes an element of its bodies many times, once for each tile."""
 
-    @property
-    @abstractmethod
-    def origins(self) -> tuple[Origin, ...]:
-        """The operators that the node was lowered from, a field; () by default."""
+    origins: tuple[Origin, ...] = field(default=(), kw_only=True)
+    """The operators that the node was lowered from."""
 
     @property
-    @abstractmethod
     def spaces(self) -> dict[str, Space]:
         """The space of each field with a scalar, an index expression, a tuple of them or None."""
+        return {}
 
     @property
     def locals(self) -> Mapping[str, tuple[str, ...]]:
@@ -106,7 +101,7 @@ class Node(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor(Node):
+class Anchor(Node, ABC):
     """A node from whose result its kernel goes on to compute pointwise members, point by point."""
 
     output: str
@@ -128,9 +123,9 @@ class Anchor(Node):
 
 
 def operands_of(node: Node) -> tuple[str, ...]:
-    """The fields that the text of a node shows, in order."""
-    names = [field.name for field in fields(node)]
-    return node.OPERANDS or tuple(n for n in names if n not in (*node.OUTPUTS, "origins"))
+    """The fields that the text of a node shows, in order: those that its ``repr`` does."""
+    names = (field.name for field in fields(node) if field.repr)
+    return tuple(name for name in names if name not in (*node.OUTPUTS, "origins"))
 
 
 def named_bodies(node: Node) -> dict[str, Scalar]:

@@ -123,7 +123,7 @@ def format_scalar(root: Scalar) -> str:
 def format_graph(graph: LoopGraph) -> str:
     """The whole graph."""
     lines = [f"graph({graph.name!r})"]
-    lines += [f"{s.name} = size({_range_text(s)})" for s in size_symbols(graph)]
+    lines += [f"{s.name} = size({_range_text(s)})" for s in _size_symbols(graph)]
     bodies = (body for node in graph.nodes for body in bodies_of(node))
     functions = dict.fromkeys(function for body in bodies for function in functions_of(body))
     lines += [f"{f.unique} = function({f.name!r}, {f.text!r})" for f in functions]
@@ -144,21 +144,15 @@ def _range_text(size: Symbol) -> str:
     return str(size.lower) if size.usual is None else f"{size.lower}, usual={size.usual}"
 
 
-def size_symbols(graph: LoopGraph) -> list[Symbol]:
-    """Every size symbol of a graph, by name."""
-    found: set[Symbol] = set()
-    for buffer in graph.buffers.values():
-        for expr in (*buffer.sizes, *buffer.strides):
-            found |= symbols_of(expr)
-    for spec in graph.inputs:
-        if spec.size is not None:
-            found |= symbols_of(spec.size)
-    for node in graph.nodes:
-        for body in bodies_of(node):
-            found |= scalar_symbols(body)
-    for output in graph.outputs:
-        for expr in (*output.sizes, *output.strides, *([output.size] if output.size else [])):
-            found |= symbols_of(expr)
+def _size_symbols(graph: LoopGraph) -> list[Symbol]:
+    """Every size symbol of a graph, by name, but those that are in offsets alone."""
+    exprs = [spec.size for spec in graph.inputs]
+    tensors: list[Buffer | GraphOutput] = [*graph.buffers.values(), *graph.outputs]
+    for shaped in tensors:
+        exprs += (*shaped.sizes, *shaped.strides)
+    exprs += (output.size for output in graph.outputs)
+    found = set[Symbol]().union(*(symbols_of(expr) for expr in exprs if expr is not None))
+    found.update(*(scalar_symbols(body) for node in graph.nodes for body in bodies_of(node)))
     return sorted((s for s in found if s.extent is None), key=lambda s: s.name)
 
 

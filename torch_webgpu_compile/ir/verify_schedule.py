@@ -206,13 +206,10 @@ def _is_assigned(name: str, graph: LoopGraph) -> bool:
 
 
 def _repeat_lanes(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph) -> None:
-    first = group.groups[0].anchor
-    for k, sibling in enumerate(group.groups):
-        anchor = sibling.anchor
-        same = isinstance(anchor, Contraction) and isinstance(first, Contraction)
-        require(same, title, "contractions")
-        assert isinstance(anchor, Contraction)
-        assert isinstance(first, Contraction)
+    anchors = [part.anchor for part in group.groups if isinstance(part.anchor, Contraction)]
+    require(len(anchors) == len(group.groups), title, "contractions")
+    first = anchors[0]
+    for k, (sibling, anchor) in enumerate(zip(group.groups, anchors, strict=True)):
         require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
         equal = anchor.batch == first.batch and anchor.inner == first.inner
         require(equal, title, "equal batch and inner sizes")

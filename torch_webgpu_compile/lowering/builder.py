@@ -167,7 +167,7 @@ class Builder:
         if strides is None and (in_float64 or _is_free(body, is_number=not sizes)):
             return Value(body.dtype, sizes, body)
         buffer = self.new_buffer(body.dtype, sizes, self._named(name), strides=strides)
-        self.nodes.append(Pointwise(buffer.name, sizes, body, (self.origin,)))
+        self.nodes.append(Pointwise(buffer.name, sizes, body, origins=(self.origin,)))
         return self.load(buffer)
 
     def reduce(
@@ -193,7 +193,7 @@ class Builder:
             return self.pointwise(body, sizes, name=name)
         body = self.finished(body)
         buffer = self.new_buffer(dtype, sizes, self._named(name))
-        node = Reduction(buffer.name, sizes, reduce_sizes, kind, body, (self.origin,))
+        node = Reduction(buffer.name, kind, sizes, reduce_sizes, body, origins=(self.origin,))
         self.nodes.append(node)
         return self.load(buffer)
 
@@ -244,7 +244,9 @@ class Builder:
         start = self.materialize(initial, name=f"{self.hint}_initial")
         buffer = self.new_buffer(initial.dtype, initial.sizes)
         self.nodes.append(
-            Scatter(buffer.name, start.name, tuple(ranges), where, element, accumulate, origins)
+            Scatter(
+                buffer.name, start.name, tuple(ranges), where, element, accumulate, origins=origins
+            )
         )
         return self.load(buffer)
 
@@ -279,8 +281,10 @@ class Builder:
         if not names:
             effect = self.new_buffer(dtypes.int32, (ZERO,), origin=BufferOrigin.EFFECT)
             names = (effect.name,)
-        origins = (self.origin,)
-        self.nodes.append(HostCall(names, target, arguments, keywords, origins, changed, on_device))
+        call = HostCall(
+            names, target, arguments, keywords, changed, on_device, origins=(self.origin,)
+        )
+        self.nodes.append(call)
         return tuple(None if buffer is None else self.load(buffer) for buffer in made)
 
     def user_kernel(
@@ -301,7 +305,7 @@ class Builder:
         names = tuple(buffer.name for buffer in made)
         finished = tuple(map(self.finished, numbers))
         self.nodes.append(
-            UserKernel(names, given, kernel, finished, grid, iterations, (self.origin,))
+            UserKernel(names, given, kernel, finished, grid, iterations, origins=(self.origin,))
         )
         return tuple(map(self.load, made))
 
@@ -312,7 +316,7 @@ class Builder:
             return buffer
         copy = self.new_buffer(value.dtype, value.sizes, f"{self.hint}_contiguous")
         body = self.finished(value.body)
-        self.nodes.append(Pointwise(copy.name, value.sizes, body, (self.origin,)))
+        self.nodes.append(Pointwise(copy.name, value.sizes, body, origins=(self.origin,)))
         return copy
 
     def materialize(self, value: Value, name: str = "") -> Buffer:
@@ -327,7 +331,7 @@ class Builder:
             self.nodes.append(self._host_full(made, value))
         elif not value.is_empty:
             body = self.finished(value.body)
-            self.nodes.append(Pointwise(made.name, value.sizes, body, (self.origin,)))
+            self.nodes.append(Pointwise(made.name, value.sizes, body, origins=(self.origin,)))
         return made
 
     def number_of_input(self, value: Value) -> Value:
@@ -341,7 +345,9 @@ class Builder:
         arguments = (HostBuffer(given.name),)
         keywords = (("dtype", "torch.float32"),)
         self.nodes.append(
-            HostCall((made.name,), "aten._to_copy.default", arguments, keywords, (self.origin,))
+            HostCall(
+                (made.name,), "aten._to_copy.default", arguments, keywords, origins=(self.origin,)
+            )
         )
         number = self.load(made).cast(value.dtype)
         self.exact[number.body] = lambda: given
@@ -386,7 +392,7 @@ class Builder:
             single = self.materialize(Value(dtypes.float32, (), number))
             arguments = (HostBuffer(single.name),)
         keywords = (("dtype", f"torch.{value.dtype.name}"),)
-        return HostCall((buffer.name,), target, arguments, keywords, (self.origin,))
+        return HostCall((buffer.name,), target, arguments, keywords, origins=(self.origin,))
 
     def constant(self, array: Any, dtype: DType, sizes: Sequence[Expr], name: str) -> Value:
         """A buffer with contents known when compiling."""

@@ -173,7 +173,7 @@ def _factored_by_one(builder: Builder, matrix: Value, pivots: bool) -> tuple[Val
         tuple(batch),
         (rows, columns),
         body,
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     found = zeros((ZERO,), I32) if exchanged is None else builder.load(exchanged)
@@ -281,10 +281,10 @@ def _solved(
         buffer.name,
         tuple(batch),
         (rows, columns),
+        unit,
         builder.finished(at(matrix, turned(m), turned(k))),
         builder.finished(at(rhs, turned(m), n)),
-        unit,
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     *index, row, column = positions(whole)

@@ -105,7 +105,7 @@ class OutputLayouts:
         else:
             made = builder.new_buffer(value.dtype, sizes, "output", strides=strides)
             if not value.is_empty:
-                node = Pointwise(made.name, sizes, compact.body, (builder.origin,))
+                node = Pointwise(made.name, sizes, compact.body, origins=(builder.origin,))
                 builder.nodes.append(node)
         self.owners[made.name] = storage
         return GraphOutput(made.name, value.sizes, strides, ZERO)

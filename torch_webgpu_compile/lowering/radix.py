@@ -193,7 +193,7 @@ def _sort_rows(
         tuple(word.bits for word in words),
         tuple(builder.finished(word.body) for word in words),
         tuple(map(builder.finished, taken)),
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     return [builder.load(output) for output in outputs]
@@ -252,7 +252,7 @@ def _move(
     builder.nodes.append(
         PartSums(
             *(before.name, totals.name, counts.name, ranges, parts, _lanes(parts)),
-            (builder.origin,),
+            origins=(builder.origin,),
         )
     )
     outputs = _ordered(builder, payloads, sizes)
@@ -261,7 +261,7 @@ def _move(
         *(before.name, totals.name, ranges, length, int(tile), bits),
         builder.finished(digit),
         tuple(map(builder.finished, payloads)),
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     return [builder.load(output) for output in outputs]
@@ -293,7 +293,7 @@ def _count_digits(
     node = DigitCounts(
         *(output.name, tuple(ranges), length, part, bins),
         builder.finished(digit),
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     return output
@@ -359,7 +359,7 @@ class _Selection:
             builder.finished(wanted),
             builder.finished(above),
             builder.finished(shift),
-            (builder.origin,),
+            origins=(builder.origin,),
         )
         builder.nodes.append(node)
         return builder.load(prefix), builder.load(rest)
@@ -384,7 +384,7 @@ def _select(builder: Builder, value: Value, descending: bool, count: Expr) -> Va
     node = Compact(
         *(output.name, counts.name, tuple(ranges), length, selection.part, count),
         builder.finished(kind),
-        (builder.origin,),
+        origins=(builder.origin,),
     )
     builder.nodes.append(node)
     return builder.load(output)

@@ -48,9 +48,23 @@ class Clusters:
         calls = [k for k, group in enumerate(schedule.groups) if is_host_call(group)]
         for before, k in pairwise(calls):
             self._needs[k].add(before)  # as `fuse` has ordered them
+        # By cluster: its members as bits of an integer, and groups of all clusters before it.
+        self._bits: list[int] = []
+        self._before: list[int] = []
 
     def join(self, k: int, cluster: int) -> None:
-        """Moves all members of cluster ``k`` to another cluster; ``k`` disappears."""
+        """Moves all members of cluster ``k`` to another cluster; ``k`` disappears.
+
+        What must run before one of them must then run before all that needs the other one.
+        """
+        self._order(max(k, cluster))
+        own, other = self._before[k], self._before[cluster]
+        self._bits[cluster] |= self._bits[k]
+        self._before[cluster], self._before[k] = own | other, 0
+        if own != other:
+            for after, before in enumerate(self._before):
+                if before & self._bits[cluster]:
+                    self._before[after] = before | own | other
         for member in self.members[k]:
             self.of[member] = cluster
         self.members[cluster] += self.members.pop(k)
@@ -72,17 +86,34 @@ class Clusters:
             if of[k] == k:
                 yield self.members[k]
 
+    def _order(self, last: int) -> None:
+        """Finds what must run before each group up to a number.
+
+        Integers as bit sets are fast enough for training steps of thousands of groups. A group
+        never needs a later one.
+        """
+        for k in range(len(self._before), last + 1):
+            before = 0
+            for cluster in self.needs(k):
+                before |= self._before[cluster] | self._bits[cluster]
+            self._before.append(before)
+            self._bits.append(1 << k)
+
+    def leads_to(self, cluster: int, other: int) -> bool:
+        """Whether another cluster needs a cluster, directly or through others."""
+        self._order(max(cluster, other))
+        return bool(self._before[other] & self._bits[cluster])
+
     def independent(self, one: int, other: int) -> bool:
         """Whether neither of two clusters needs the other one, directly or through others."""
-        return not self._leads(self._needs[one], other) and not self._leads(self._needs[other], one)
+        return not self.leads_to(one, other) and not self.leads_to(other, one)
 
     def needs_by_detour(self, cluster: int, on: int) -> bool:
         """Whether ``cluster`` needs ``on`` through a third cluster.
 
         Then the two cannot be joined: the third would have to run in between.
         """
-        others = {n for n in self._needs[cluster] if self.of[n] not in (on, cluster)}
-        return self._leads(others, on)
+        return any(self.leads_to(on, other) for other in self.needs(cluster) - {on})
 
     def largest_passed(self, k: int) -> int:
         """Bytes of the largest intermediate that group ``k`` reads or leaves to other groups."""
@@ -90,19 +121,6 @@ class Clusters:
         passed = {name for name in found.reads if name in self.writer}
         passed |= found.stored - graph.returned
         return max((typical(graph.buffers[name].nbytes) for name in passed), default=0)
-
-    def _leads(self, needs: Iterable[int], to: int) -> bool:
-        """Whether a cluster is among the needed ones or among what those need, and so on."""
-        seen = {self.of[n] for n in needs}
-        stack = list(seen)
-        while stack:
-            current = stack.pop()
-            if current == to:
-                return True
-            fresh = {self.of[n] for n in self._needs[current]} - seen
-            seen |= fresh
-            stack += fresh
-        return False
 
     def are_bound_together(self, k: int, cluster: int) -> bool:
         """Whether there are bindings for one kernel of two clusters."""

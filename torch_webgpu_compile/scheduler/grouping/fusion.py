@@ -212,30 +212,21 @@ class Fuser:
     def _open(self, node: Node) -> None:
         at = len(self.groups)
         match node:
-            case Pointwise():
-                keys = numbered("i", node.ranges)
-                symbols = point_of(keys)
-                group = Group("map", keys)
-                group.add(
-                    Member(node.output, node.body, symbols, True, None, node.origins),
-                    inputs_of(node),
-                )
-            case Reduction():
+            case Pointwise() | Reduction():
                 rows = numbered("i", node.ranges)
-                elements = numbered("r", node.reduce_ranges)
-                group = Group("row", rows, elements)
-                member = Member(
-                    node.output, node.body, point_of(rows), True, node.kind, node.origins
-                )
+                group, kind = Group("map", rows), None
+                if isinstance(node, Reduction):
+                    group, kind = Group("row", rows, numbered("r", node.reduce_ranges)), node.kind
+                member = Member(node.output, node.body, point_of(rows), True, kind, node.origins)
                 group.add(member, inputs_of(node))
             case Anchor():
                 group = Group("anchor", symbol_keys(node.symbols), anchor=node)
-                group.reads = set(inputs_of(node))
                 units = {s: ZERO for s in group.rows if s.extent is ONE}
                 index = tuple(substitute(i, units) for i in node.result_index)
                 group.computed[node.output] = index
             case _:
                 group = Group("single", (), anchor=node)
+        group.reads = set(inputs_of(node))
         self.groups.append(group)
         self._link(node, at)
 

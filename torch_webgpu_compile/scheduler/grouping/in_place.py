@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...ir.access import VECTOR, is_multiple_of, load_index
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import LoopGraph, Member
-from ...ir.nodes import Scatter, inputs_of
+from ...ir.nodes import Scatter
 from ...ir.scalar import loads_of
 from ...symbolic.sizes import ZERO, linearize
 from .fusion import Group, Grouping, depends
@@ -70,10 +70,7 @@ class _Sharing:
         self.results = {o.buffer: o for o in graph.outputs if o.mutates is not None}
         self.readers: dict[str, list[int]] = {}
         for k, group in enumerate(self.groups):
-            read = set(group.reads)
-            if group.kind == "single" and group.anchor is not None:
-                read |= set(inputs_of(group.anchor))
-            for name in read:
+            for name in group.reads:
                 self.readers.setdefault(name, []).append(k)
 
     def visit(self, node: Scatter, at: int) -> None:

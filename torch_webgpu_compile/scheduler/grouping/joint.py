@@ -7,8 +7,7 @@ joins the parts of attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ... import dtypes
 from ...ir.buffers import Buffer
@@ -46,84 +45,33 @@ def join_small_kernels(schedule: Schedule, target: Target) -> Schedule:
     it does not depend on and that has a part, bindings and workgroup memory to spare.
     """
     clusters = Clusters(schedule, target)
-    memory = _Memory(schedule, target)
-    before = _Before(clusters)
+
+    @cache
+    def strategy(k: int) -> RowStrategy:
+        group = schedule.groups[k]
+        assert isinstance(group, RowGroup)
+        return choose_row_strategy(group, schedule.graph.buffers, target)
+
+    def fits(k: int, cluster: int) -> bool:
+        """Whether a cluster may take a group: by its parts, bindings, workgroup memory."""
+        members = [*clusters.members[cluster], k]
+        if len(members) > _MOST or not clusters.are_bound_together(k, cluster):
+            return False
+        rows = [strategy(m) for m in members if isinstance(schedule.groups[m], RowGroup)]
+        return joint_nbytes(rows, target) <= target.max_workgroup_nbytes
+
     opened: list[int] = []
     for k, group in enumerate(schedule.groups):
-        before.add(k)
         passed = clusters.largest_passed(k)  # side by side, all are alive at once
         if not (is_small(group, schedule, target) and cost.may_be_passed(passed, target)):
             continue
-        free = (place for place in reversed(opened) if not before.needs(k, place))
-        into = next((place for place in free if _fits(clusters, memory, k, place)), None)
+        free = (place for place in reversed(opened) if not clusters.leads_to(place, k))
+        into = next((place for place in free if fits(k, place)), None)
         if into is None:
             opened = [*opened[1 - _NEAR :], k]
         else:
-            before.join(k, into)
             clusters.join(k, into)
     return clusters.regrouped(_as_joint)
-
-
-class _Memory:
-    """The workgroup memory of row groups, by number, that are computed side by side."""
-
-    def __init__(self, schedule: Schedule, target: Target) -> None:
-        self._schedule = schedule
-        self._target = target
-        self._strategies: dict[int, RowStrategy] = {}
-
-    def fits(self, groups: Iterable[int]) -> bool:
-        """Whether groups fit in one kernel, of which only row groups have workgroup memory."""
-        rows = [k for k in groups if isinstance(self._schedule.groups[k], RowGroup)]
-        nbytes = joint_nbytes([self._strategy(k) for k in rows], self._target)
-        return nbytes <= self._target.max_workgroup_nbytes
-
-    def _strategy(self, k: int) -> RowStrategy:
-        found = self._strategies.get(k)
-        if found is None:
-            group = self._schedule.groups[k]
-            assert isinstance(group, RowGroup)
-            found = choose_row_strategy(group, self._schedule.graph.buffers, self._target)
-            self._strategies[k] = found
-        return found
-
-
-class _Before:
-    """The dependencies between clusters, while groups are added in execution order.
-
-    ``_masks[c]`` has bit d set if cluster d must run before cluster c. Integers as bit sets are
-    fast enough for training steps of thousands of groups. A group that was added never depends on a
-    later one.
-    """
-
-    def __init__(self, clusters: Clusters) -> None:
-        self._clusters = clusters
-        self._masks: dict[int, int] = {}
-
-    def add(self, k: int) -> None:
-        """Adds group ``k`` as a cluster of its own, after the clusters that it reads from."""
-        mask = 0
-        for cluster in self._clusters.needs(k):
-            mask |= self._masks[cluster] | 1 << cluster
-        self._masks[k] = mask
-
-    def needs(self, k: int, cluster: int) -> bool:
-        """Whether group ``k``, the last one that was added, must run after a cluster."""
-        return bool(self._masks[k] >> cluster & 1)
-
-    def join(self, k: int, cluster: int) -> None:
-        """Puts group ``k``, the last one that was added, into a cluster.
-
-        What must run before the group must now run before the cluster, and before all that needs
-        it.
-        """
-        mask = self._masks[cluster] | self._masks.pop(k)
-        if mask == self._masks[cluster]:
-            return
-        self._masks[cluster] = mask
-        for other, own in self._masks.items():
-            if own >> cluster & 1:
-                self._masks[other] = own | mask
 
 
 def is_small(group: KernelGroup, schedule: Schedule, target: Target) -> bool:
@@ -184,13 +132,6 @@ def _nbytes_read(load: Load, buffer: Buffer) -> int:
     symbols = {symbol for entry in load.index for symbol in scalar_symbols(entry)}
     places = typical(product(s.extent for s in symbols if s.extent is not None))
     return min(places, typical(buffer.numel)) * buffer.dtype.itemsize
-
-
-def _fits(clusters: Clusters, memory: _Memory, k: int, cluster: int) -> bool:
-    """Whether a cluster may take group ``k``: by its parts, storage bindings, workgroup memory."""
-    members = [*clusters.members[cluster], k]
-    together = clusters.are_bound_together(k, cluster)
-    return len(members) <= _MOST and together and memory.fits(members)
 
 
 def _as_joint(groups: list[KernelGroup]) -> list[KernelGroup]:

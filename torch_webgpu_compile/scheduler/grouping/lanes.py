@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ir.at_sizes import substituted, symbols_of_parts, with_extents
 from ...ir.buffers import Buffer
 from ...ir.canonical import canonical_form
 from ...ir.graph import (
@@ -27,9 +28,9 @@ from ...ir.graph import (
     map_group,
 )
 from ...ir.lanes import Lanes
-from ...ir.renaming import rename_group, rename_loads, twins_of
-from ...ir.scalar import Index, Load, Scalar, rewrite, scalar_symbols, substitute_symbols
-from ...symbolic.sizes import ZERO, Expr, Symbol, as_expr, atom_expr, substitute, symbol, symbols_of
+from ...ir.renaming import rename_group, twins_of
+from ...ir.scalar import Index, Load, Scalar, rewrite
+from ...symbolic.sizes import Expr, Symbol, as_expr, symbol
 from ...target import Target
 from .joint import is_small
 
@@ -130,52 +131,38 @@ class _Lane:
 
     def _symbols(self, schedule: Schedule) -> dict[Symbol, Expr]:
         """Symbols of this lane for those of the one."""
-        values: dict[Symbol, Expr] = {}
-        sizes = [s for b in schedule.graph.buffers.values() for s in (*b.sizes, b.offset)]
-        for found in sizes:
-            for s in symbols_of(found):
-                values[s] = symbol(f"{s.name}_{self._number}", s.lower, s.most, s.usual)
-        for group in schedule.groups:
-            if isinstance(group, MapGroup):
-                for s in {s for m in group.members for s in _iterated(m)}:
-                    extent = ZERO if s.extent is None else substitute(s.extent, values)
-                    values[s] = atom_expr(Symbol(s.name, s.lower, extent, s.most, None))
-        return values
-
-    def _sized(self, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return tuple(substitute(expr, self._values) for expr in exprs)
+        sizes = symbols_of_parts(schedule.graph.buffers.values())
+        values = {s: symbol(f"{s.name}_{self._number}", s.lower, s.most, s.usual) for s in sizes}
+        maps = [group for group in schedule.groups if isinstance(group, MapGroup)]
+        return with_extents(values, symbols_of_parts(m for group in maps for m in group.members))
 
     def buffers(self) -> dict[str, Buffer]:
         """The buffers that are not shared."""
-        made = {}
-        for name, buffer in self._graph.buffers.items():
-            own = self._names[name]
-            if own != name:
-                made[own] = replace(
-                    buffer,
-                    name=own,
-                    sizes=self._sized(buffer.sizes),
-                    strides=self._sized(buffer.strides),
-                    offset=substitute(buffer.offset, self._values),
-                    shares=None if buffer.shares is None else self._names[buffer.shares],
-                )
-        return made
+        return {
+            own: replace(
+                substituted(self._graph.buffers[name], self._values),
+                name=own,
+                shares=self._renamed(self._graph.buffers[name].shares),
+            )
+            for name, own in self._names.items()
+            if own != name
+        }
+
+    def _renamed(self, name: str | None) -> str | None:
+        return None if name is None else self._names[name]
 
     def inputs(self) -> list[GraphInput]:
         """The inputs that are not shared."""
         own = self._graph.inputs[: self._lanes.own]
-        return [replace(i, buffer=None if i.buffer is None else self._names[i.buffer]) for i in own]
+        return [replace(entry, buffer=self._renamed(entry.buffer)) for entry in own]
 
     def outputs(self) -> list[GraphOutput]:
         """The outputs of the lane."""
         first = self._number * self._lanes.own
         return [
             replace(
-                output,
-                buffer=None if output.buffer is None else self._names[output.buffer],
-                sizes=self._sized(output.sizes),
-                strides=self._sized(output.strides),
-                offset=None if output.offset is None else substitute(output.offset, self._values),
+                substituted(output, self._values),
+                buffer=self._renamed(output.buffer),
                 mutates=None if output.mutates is None else first + output.mutates,
             )
             for output in self._graph.outputs
@@ -183,23 +170,14 @@ class _Lane:
 
     def group(self, group: KernelGroup) -> KernelGroup:
         """A kernel group of this lane."""
-        if not isinstance(group, MapGroup):
-            return rename_group(group, self._names)
+        renamed = rename_group(group, self._names)
+        if not isinstance(renamed, MapGroup):
+            return renamed
 
         def member(found: Member) -> Member:
-            return replace(
-                found,
-                output=self._names[found.output],
-                body=self._body(found.body),
-                index=self._sized(found.index),
-            )
+            return replace(found, body=rewrite(found.body, self._number_of_lane))
 
-        made = map_group(group, lambda node: node, member)
-        return replace(made, ranges=self._sized(group.ranges))
-
-    def _body(self, body: Scalar) -> Scalar:
-        renamed = rename_loads(substitute_symbols(body, self._values), self._names)
-        return rewrite(renamed, self._number_of_lane)
+        return map_group(substituted(renamed, self._values), lambda node: node, member)
 
     def _number_of_lane(self, scalar: Scalar) -> Scalar | None:
         """A load of a number of the lane's own, where it is among those of all."""
@@ -213,9 +191,3 @@ class _Lane:
         own = int(self._graph.buffers[scalar.buffer].numel) - shared
         at = as_expr(position + self._number * own)
         return Load(scalar.buffer, (Index(at),), scalar.dtype)
-
-
-def _iterated(member: Member) -> set[Symbol]:
-    """The iteration symbols of a member."""
-    found = {s for expr in member.index for s in symbols_of(expr)} | scalar_symbols(member.body)
-    return {s for s in found if s.extent is not None}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ...errors import VerificationError
 from ...ir.graph import Schedule
-from ...ir.nodes import inputs_of, outputs_of
+from ...ir.nodes import outputs_of
 from .fusion import Group, Grouping, finish
 
 
@@ -62,6 +62,4 @@ def order_groups(grouping: Grouping) -> Schedule:
     stored = set(graph.returned)
     for group in groups:
         stored |= group.reads - set(group.computed)
-        if group.kind == "single" and group.anchor is not None:
-            stored |= set(inputs_of(group.anchor))
     return Schedule(graph, tuple(finish(groups[k], stored) for k in order))

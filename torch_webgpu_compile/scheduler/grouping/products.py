@@ -37,12 +37,13 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
     pairs: dict[int, PairGroup] = {}
     for k, group in enumerate(schedule.groups):
         for first in sorted({clusters.writer.get(n, k) for n in clusters.buffers[k].reads} - {k}):
-            is_alone = len(clusters.members.get(first, ())) == 1
-            if not (is_alone and _match(schedule.groups[first], group)):
+            if len(clusters.members.get(first, ())) != 1:
                 continue
-            needed = schedule.graph.returned | {n for n in readers if readers[n] - {k}}
-            pair = _pair(schedule.groups[first], group, needed)
-            if clusters.fits(buffers_of(pair)) and not clusters.needs_by_detour(k, first):
+            kept = {n for n in clusters.buffers[first].stored if readers.get(n, set()) - {k}}
+            pair = _pair(schedule.groups[first], group, schedule.graph.returned | kept)
+            if pair is None or not clusters.fits(buffers_of(pair)):
+                continue
+            if not clusters.needs_by_detour(k, first):
                 clusters.join(k, first)
                 pairs[first] = pair
                 break
@@ -50,20 +51,27 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
     return replace(schedule, groups=tuple(pairs.get(k, schedule.groups[k]) for k in order))
 
 
-def _match(first: KernelGroup, second: KernelGroup) -> bool:
-    """Whether the second's epilogue, and nothing else of it, reads the first's at its own point."""
+def _pair(first: KernelGroup, second: KernelGroup, needed: frozenset[str]) -> PairGroup | None:
+    """The pair of two groups; None unless the second's epilogue alone reads the first, in place.
+
+    ``needed``: buffers that something besides the second group needs.
+    """
     if not (isinstance(first, AnchorGroup) and isinstance(second, AnchorGroup)):
-        return False
+        return None
     one, two = first.anchor, second.anchor
     if not (isinstance(one, Contraction) and isinstance(two, Contraction)):
-        return False
+        return None
     same = one.lhs is two.lhs and _sizes(one) == _sizes(two) and one.lhs_shift is two.lhs_shift
     computed = _computed(first)
-    return (
-        same
-        and not any(load.buffer in computed for load in loads_of(two.rhs))
-        and all(reads_agree(member.body, computed) for member in second.epilogue)
+    is_apart = not any(load.buffer in computed for load in loads_of(two.rhs))
+    if not (same and is_apart and all(reads_agree(m.body, computed) for m in second.epilogue)):
+        return None
+    kept = replace(
+        first,
+        epilogue=tuple(replace(m, store=m.store and m.output in needed) for m in first.epilogue),
+        store_anchor=first.store_anchor and first.anchor.output in needed,
     )
+    return PairGroup((kept, second))
 
 
 def _sizes(node: Contraction) -> Sequence[Sequence[Expr]]:
@@ -74,18 +82,6 @@ def _computed(group: AnchorGroup) -> Mapping[str, Sequence[Expr]]:
     """The index of each buffer that a group computes, in its anchor's symbols."""
     found = {group.anchor.output: group.anchor.result_index}
     return found | {member.output: member.index for member in group.epilogue}
-
-
-def _pair(first: KernelGroup, second: KernelGroup, needed: frozenset[str]) -> PairGroup:
-    """``needed``: buffers that something besides the second group needs."""
-    assert isinstance(first, AnchorGroup)
-    assert isinstance(second, AnchorGroup)
-    kept = replace(
-        first,
-        epilogue=tuple(replace(m, store=m.store and m.output in needed) for m in first.epilogue),
-        store_anchor=first.store_anchor and first.anchor.output in needed,
-    )
-    return PairGroup((kept, second))
 
 
 # -- siblings --------------------------------------------------------------------------------------
@@ -133,10 +129,6 @@ def _in_common(node: Contraction) -> Hashable:
 def _is_joined(node: Contraction, target: Target) -> bool:
     if target.waits_for_compiler:
         return cost.are_few_rows(typical(product(node.rows)))
-    return _is_small(node, target)
-
-
-def _is_small(node: Contraction, target: Target) -> bool:
     elements = typical(product((*node.batch, *node.rows, *node.columns)))
     return not cost.fills_with_a_product(elements, target)
 

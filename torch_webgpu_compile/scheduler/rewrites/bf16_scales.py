@@ -113,12 +113,12 @@ class _Factor:
         for name in names:
             buffers[name] = intermediate(name, dtypes.int32, self.sizes)
         largest, smallest = exponents(self.body)
-        first = Reduction(names[0], self.sizes, self.inner, "maximum", largest, origins)
-        second = Reduction(names[1], self.sizes, self.inner, "minimum", smallest, origins)
+        first = Reduction(names[0], "maximum", self.sizes, self.inner, largest, origins=origins)
+        second = Reduction(names[1], "minimum", self.sizes, self.inner, smallest, origins=origins)
         at = tuple(map(index, iteration_symbols("i", self.sizes)))
         top, bottom = (Load(name, at, dtypes.int32) for name in names[:2])
         shift = shift_of(self.body, top, bottom, target.keeps_subnormal_halves)
-        return first, second, Pointwise(names[2], self.sizes, shift, origins)
+        return first, second, Pointwise(names[2], self.sizes, shift, origins=origins)
 
 
 def _factor(

@@ -51,10 +51,10 @@ _MOST = 1 << 22
 _LOWEST, _LOWEST_FLOAT16 = -1e9, -65504.0
 
 AT_MOST = {"le": 0, "lt": 1}
-"""What a comparison a ∘ b adds to a - b to say that the sum is at most 0."""
+"""What a comparison a ∘ b adds to a to say that the sum is at most b."""
 
 AT_LEAST = {"ge": 0, "gt": 1}
-"""The same with b - a."""
+"""What it adds to b to say that the sum is at most a."""
 
 _FARTHEST = 1 << 30  # of a window: kernels count in 32 bits
 
@@ -198,17 +198,21 @@ def _bounds(conditions: Sequence[Scalar], query: Expr, key: Expr, removes: bool)
     )
 
 
-def _at_most_zero(condition: Scalar) -> Expr | None:
-    """A number that is at most 0 exactly where the condition holds."""
+def at_most(condition: Scalar) -> tuple[Scalar, Scalar, int] | None:
+    """(a, b, n) of a condition that says a + n ≤ b."""
     match condition:
         case Op(name, (one, other)) if name in AT_MOST:
-            above = AT_MOST[name]
+            return one, other, AT_MOST[name]
         case Op(name, (other, one)) if name in AT_LEAST:
-            above = AT_LEAST[name]
-        case _:
-            return None
-    sides = _index_of(one), _index_of(other)
-    return None if sides[0] is None or sides[1] is None else sides[0] - sides[1] + above
+            return one, other, AT_LEAST[name]
+    return None
+
+
+def _at_most_zero(condition: Scalar) -> Expr | None:
+    """A number that is at most 0 exactly where the condition holds."""
+    found = at_most(condition)
+    one, other = (None, None) if found is None else map(_index_of, found[:2])
+    return None if found is None or one is None or other is None else one - other + found[2]
 
 
 def _index_of(value: Scalar) -> Expr | None:
@@ -292,16 +296,12 @@ def _evaluated(
     if any(b.origin is BufferOrigin.INPUT for b in alone.buffers.values()):
         return None
     for part in alone.nodes:
-        if not isinstance(part, Pointwise | Reduction) or not _is_small(_points(part)):
+        if not isinstance(part, Pointwise | Reduction) or not _is_small(part.extents):
             return None
     (result,) = interpret(alone, [])
     masks = np.asarray(result)
     masks = masks.reshape(-1, *masks.shape[-2:])
     return masks[0] if (masks == masks[:1]).all() else None
-
-
-def _points(node: Pointwise | Reduction) -> tuple[Expr, ...]:
-    return node.ranges + (node.reduce_ranges if isinstance(node, Reduction) else ())
 
 
 def _is_small(sizes: tuple[Expr, ...]) -> bool:

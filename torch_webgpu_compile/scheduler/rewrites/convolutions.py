@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.access import address_of, load_index, step_of
+from ...ir.access import VECTOR, address_of, load_index, step_of
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.nodes import Contraction, Pointwise
 from ...ir.renaming import rename_loads
 from ...ir.scalar import Index, Load, Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import numbered
+from ...ir.spaces import Origin, numbered
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -33,8 +33,6 @@ from ...symbolic.sizes import (
 from ...target import Target
 from .. import cost
 from ..mapping import extent_of, point_of
-
-VECTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +221,13 @@ class WeightCopies:
         self.buffers = buffers
         self.made: dict[tuple[str, tuple[Expr, ...]], str] = {}
 
-    def copy(self, weight: str, strides: tuple[Expr, ...]) -> tuple[str, Pointwise | None]:
+    def copy(
+        self, weight: str, strides: tuple[Expr, ...], origins: tuple[Origin, ...]
+    ) -> tuple[str, list[Pointwise]]:
         """(the name of the weight's copy with these strides, the node that makes it, if new)."""
         key = (weight, strides)
         if key in self.made:
-            return self.made[key], None
+            return self.made[key], []
         source = self.buffers[weight]
         name = f"{weight}_layout"
         while name in self.buffers:
@@ -238,7 +238,7 @@ class WeightCopies:
         )
         symbols = numbered("i", source.sizes)
         body = Load(weight, tuple(Index(i) for i in point_of(symbols)), source.dtype)
-        return name, Pointwise(name, source.sizes, body)
+        return name, [Pointwise(name, source.sizes, body, origins=origins)]
 
 
 def written_for(
@@ -247,11 +247,11 @@ def written_for(
     copies: WeightCopies,
     turn: bool,
     target: Target,
-) -> tuple[Contraction, Pointwise | None]:
-    """(the convolution in the form that suits its buffers' layouts, a node that copies its weight).
+) -> list[Pointwise | Contraction]:
+    """The convolution in the form that suits its buffers' layouts.
 
-    The node is None unless the form needs a copy of the weight in another layout, and is the first
-    that does. ``turn``: whether positions are to be rows, see `turned`.
+    Before it comes the node that copies its weight, if the form needs a copy of that in another
+    layout, and is the first that does. ``turn``: whether positions are to be rows, see `turned`.
     """
     node = convolution.node
     strides = {name: buffer.strides for name, buffer in buffers.items()}
@@ -261,18 +261,16 @@ def written_for(
     after = list(inner)
     if reorders:
         after.sort(key=lambda s: s is convolution.channel)
-    copied = None
+    copied: list[Pointwise] = []
     if (reorders or turn) and not _reads_weight_vectors(convolution, after, weight.strides):
         pays = cost.weight_copy_pays(typical(positions_of(node)), target)
         layout = _vector_layout(convolution, weight)
         if pays and layout is not None:
-            name, copied = copies.copy(weight.name, layout)
+            name, copied = copies.copy(weight.name, layout, node.origins)
             node = replace(node, lhs=rename_loads(node.lhs, {weight.name: name}))
-            if copied is not None:
-                copied = replace(copied, origins=node.origins)
         elif not pays and _reads_weight_vectors(convolution, inner, weight.strides):
             reorders = False  # few positions: the weight is most of what is read
     if reorders:
         assert convolution.channel is not None
         node = channel_last(node, convolution.channel)
-    return (turned(node) if turn else node), copied
+    return [*copied, turned(node) if turn else node]

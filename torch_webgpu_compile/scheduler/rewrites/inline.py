@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from ... import dtypes
 from ...ir.access import load_index
@@ -224,13 +225,10 @@ def _is_loaded_once(node: Pointwise, user: Node) -> bool:
 
     So dequantized weights need no memory. Not what is joined of parts: it is loaded in pieces.
     """
-    rows = upper_bound(product(user.rows)) if isinstance(user, Contraction) else None
-    if not isinstance(user, Contraction) or rows is None:
+    if not _reads_right(user, node) or any(isinstance(p, Masked) for p in walk(node.body)):
         return False
-    if any(isinstance(part, Masked) for part in walk(node.body)):
-        return False
-    others = any(load.buffer == node.output for load in loads_of(user.lhs))
-    return not others and cost.are_few_rows(rows)
+    rows = upper_bound(product(user.rows))
+    return rows is not None and cost.are_few_rows(rows)
 
 
 def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> bool:
@@ -238,13 +236,18 @@ def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> 
 
     They leave invocations free for the arithmetic, and dequantized weights need no memory.
     """
-    rows = magnitude(product(user.rows)) if isinstance(user, Contraction) else None
-    if not isinstance(user, Contraction) or rows is None:
+    if not _reads_right(user, node):
         return False
-    if any(load.buffer == node.output for load in loads_of(user.lhs)):
-        return False
+    rows = magnitude(product(user.rows))
     has_units = factor_of([user]) == "f16" and units_config([user], target) is not None
-    return has_units and cost.is_cheap_in_units(work, rows, target)
+    return rows is not None and has_units and cost.is_cheap_in_units(work, rows, target)
+
+
+def _reads_right(user: Node, node: Pointwise) -> TypeGuard[Contraction]:
+    """Whether a reader of a node is a product, of which that is in the right operand alone."""
+    return isinstance(user, Contraction) and all(
+        load.buffer != node.output for load in loads_of(user.lhs)
+    )
 
 
 def _is_epilogue(node: Pointwise, graph: LoopGraph) -> bool:
@@ -272,34 +275,26 @@ def inline_into(user: Node, producer: Pointwise) -> Node | None:
     Not for users that load the output at indices from data in tiles, for those that take it or what
     it is made of as a whole, as host calls and scatters do, and where `body_at` has no body.
     """
-    inlined: dict[Scalar, Scalar] = {}
-    for body in bodies_of(user):
-        for load in loads_of(body):
-            if load.buffer != producer.output:
-                continue
-            if load_index(load) is None and not isinstance(user, (Pointwise, Reduction)):
-                return None  # tiles are loaded at affine indices
-            value = body_at(producer, load.index)
-            if value is None:
-                return None
-            inlined[load] = value
-
-    def change(node: Scalar) -> Scalar | None:
-        if not isinstance(node, Load) or node.buffer != producer.output:
-            return None
-        found = inlined.get(node)
-        # An index that itself reads the producer has been rewritten by now.
-        return body_at(producer, node.index) if found is None else found
-
     whole = taken_whole(user)
     reads_whole = not set(whole).isdisjoint(inputs_of(producer))
     if producer.output in whole or (reads_whole and not isinstance(user, Scatter)):
         return None
-    origins = tuple(dict.fromkeys(producer.origins + user.origins))
+    inlined: dict[Scalar, Scalar | None] = {}
+
+    def change(node: Scalar) -> Scalar | None:
+        if isinstance(node, Load) and node.buffer == producer.output and node not in inlined:
+            # Tiles are loaded at affine indices.
+            gathers = load_index(node) is None and not isinstance(user, (Pointwise, Reduction))
+            inlined[node] = None if gathers else body_at(producer, node.index)
+        return inlined.get(node)
+
     made = map_bodies(user, lambda body: rewrite(body, change))
+    if None in inlined.values():
+        return None
     if reads_whole and isinstance(made, Scatter) and not made.reads_own_elements:
         return None  # it could not be done in place
-    return replace(made, origins=origins)  # type: ignore[call-arg]  # a field of every kind
+    origins = tuple(dict.fromkeys(producer.origins + user.origins))
+    return replace(made, origins=origins)
 
 
 def body_at(producer: Pointwise, index: Sequence[Scalar]) -> Scalar | None:

@@ -31,7 +31,7 @@ from ...ir.spaces import Node, iteration_symbols, symbol_keys
 from ...symbolic.sizes import ONE, Expr, Symbol, substitute, typical
 from ...target import Target
 from .. import cost
-from .causal import AT_LEAST, AT_MOST, conditions_of, followed, is_zero_or_lowest, sides_of
+from .causal import at_most, conditions_of, followed, is_zero_or_lowest, sides_of
 
 _Producers = Mapping[str, Pointwise]
 
@@ -84,13 +84,10 @@ def _end(condition: Scalar, queries: Expr, keys: Expr, producers: _Producers) ->
 
     None for a condition that says something else, or may end earlier for a later query.
     """
-    match condition:
-        case Op(name, (Index(number), last)) if name in AT_MOST:
-            above = AT_MOST[name]
-        case Op(name, (last, Index(number))) if name in AT_LEAST:
-            above = AT_LEAST[name]
-        case _:
-            return None
+    found = at_most(condition)
+    if found is None or not isinstance(found[0], Index):
+        return None
+    number, last, above = found[0].expr, *found[1:]
     (query,), (key,) = iteration_symbols("m", (queries,)), iteration_symbols("n", (keys,))
     symbols = dict(zip("mn", symbol_keys((query, key)), strict=True))
     if last.dtype is not dtypes.int64 or number is not key or symbols["n"] in scalar_symbols(last):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.access import address_of, load_index, step_of
+from ...ir.access import VECTOR, address_of, load_index, step_of
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.depthwise_nodes import DepthwiseConvolution
 from ...ir.graph import LoopGraph
@@ -29,7 +29,7 @@ from ...ir.nodes import (
     taken_whole,
 )
 from ...ir.scalar import Scalar, loads_of, scalar_symbols, substitute_symbols
-from ...ir.spaces import Node, numbered, symbol_keys
+from ...ir.spaces import Node, numbered, symbol_keys, symbols_in
 from ...symbolic.sizes import (
     ONE,
     ZERO,
@@ -45,7 +45,6 @@ from ...target import Target
 from .. import cost
 from ..mapping import point_of
 from .convolutions import (
-    VECTOR,
     Convolution,
     WeightCopies,
     reads_channels,
@@ -76,8 +75,7 @@ def choose_layouts(graph: LoopGraph, target: Target) -> LoopGraph:
         convolution = convolutions.get(outputs_of(node)[0]) if outputs_of(node) else None
         if convolution is not None:
             turn = _is_channels_last(buffers[convolution.node.output])
-            written, copied = written_for(convolution, buffers, copies, turn, target)
-            nodes += [written] if copied is None else [copied, written]
+            nodes += written_for(convolution, buffers, copies, turn, target)
         elif isinstance(node, Reduction):
             nodes.append(_in_memory_order(node, buffers, last))
         else:
@@ -206,18 +204,16 @@ def _cost(
             output = linearize(points, strides[node.output])
             accesses = [
                 (output, _nbytes(node.output, buffers)),
-                *_reads([node.body], buffers, strides),
+                *_reads(node.body, buffers, strides),
             ]
-            ranges = [("i", node.ranges)]
-            if isinstance(node, Reduction):
-                ranges.append(("r", node.reduce_ranges))
-            return cost.against_the_grain_nbytes(_least_against(accesses, _symbols(ranges)))
+            symbols = _moving(symbols_in(node.spaces["body"]))
+            return cost.against_the_grain_nbytes(_least_against(accesses, symbols))
         case Contraction() if convolution is not None:
             return _convolution_cost(convolution, buffers, strides, target)
         case _:
             total = 0.0
             for body in bodies_of(node):
-                reads = list(_reads([body], buffers, strides))
+                reads = list(_reads(body, buffers, strides))
                 total += _least_against(reads, _moving(scalar_symbols(body)))
             return cost.against_the_grain_nbytes(total)
 
@@ -243,16 +239,11 @@ def _nbytes(name: str, buffers: Mapping[str, Buffer]) -> int:
 
 
 def _reads(
-    bodies: Sequence[Scalar], buffers: Mapping[str, Buffer], strides: StridesOf
+    body: Scalar, buffers: Mapping[str, Buffer], strides: StridesOf
 ) -> Iterator[tuple[Expr, int]]:
     """(address, bytes of the buffer) of every load."""
-    for body in bodies:
-        for load in loads_of(body):
-            yield address_of(load, strides[load.buffer]), _nbytes(load.buffer, buffers)
-
-
-def _symbols(ranges: Sequence[tuple[str, Sequence[Expr]]]) -> list[Symbol]:
-    return _moving(s for prefix, sizes in ranges for s in numbered(prefix, sizes))
+    for load in loads_of(body):
+        yield address_of(load, strides[load.buffer]), _nbytes(load.buffer, buffers)
 
 
 def _moving(symbols: Iterable[Symbol]) -> list[Symbol]:

@@ -59,9 +59,9 @@ def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> l
     winner = Load(chosen, tuple(index(i) for i in here), dtypes.int64)
     own = node.origins[-1:]
     return [
-        Reduction(in_part, sizes, (chunk,), node.kind, inside, node.origins),
-        Reduction(chosen, node.ranges, (parts_size,), node.kind, best, own),
-        Pointwise(node.output, node.ranges, position(winner, here), own),
+        Reduction(in_part, node.kind, sizes, (chunk,), inside, origins=node.origins),
+        Reduction(chosen, node.kind, node.ranges, (parts_size,), best, origins=own),
+        Pointwise(node.output, node.ranges, position(winner, here), origins=own),
     ]
 
 

@@ -14,14 +14,16 @@ of one number per channel, always fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ...dtypes import Kind
+from ...ir.at_sizes import symbols_of_parts
 from ...ir.buffers import Buffer, BufferOrigin
 from ...ir.graph import GraphOutput, LoopGraph, Program
 from ...ir.nodes import Contraction, HostCall, Pointwise, bodies_of, inputs_of, outputs_of
-from ...ir.scalar import Const, scalar_symbols
+from ...ir.scalar import Const
 from ...ir.spaces import Node
 from ...symbolic.sizes import product, typical
 from ...target import Target
@@ -41,26 +43,17 @@ def hoist_parameter_work(graph: LoopGraph, target: Target) -> Program[LoopGraph]
     nodes = tuple(node for node in graph.nodes if _is_in(node, chosen))
     rest = tuple(node for node in graph.nodes if not _is_in(node, chosen))
     kept = _kept(graph, chosen)
-    inside = {name for node in nodes for name in (*inputs_of(node), *outputs_of(node))}
-    preparation = LoopGraph(
-        f"{graph.name}_preparation",
-        {name: b for name, b in graph.buffers.items() if name in inside},
-        nodes,
-        tuple(spec for spec in graph.inputs if spec.buffer in inside),
-        tuple(_whole(graph.buffers[name]) for name in kept),
-        {name: data for name, data in graph.constants.items() if name in inside},
-    )
-    left = graph.returned.union(*(inputs_of(node) for node in rest))
-    left |= {name for node in rest for name in outputs_of(node)}
-    left |= {spec.buffer for spec in graph.inputs if spec.buffer is not None}
-    prepared = {name: replace(graph.buffers[name], origin=BufferOrigin.PREPARED) for name in kept}
-    called = replace(
+    read = {name for node in nodes for name in inputs_of(node)}
+    preparation = replace(
         graph,
-        nodes=rest,
-        buffers={n: prepared.get(n, b) for n, b in graph.buffers.items() if n in left},
-        constants={name: data for name, data in graph.constants.items() if name in left},
+        name=f"{graph.name}_preparation",
+        nodes=nodes,
+        inputs=tuple(spec for spec in graph.inputs if spec.buffer in read),
+        outputs=tuple(_whole(graph.buffers[name]) for name in kept),
     )
-    return Program(called, preparation)
+    prepared = {name: replace(graph.buffers[name], origin=BufferOrigin.PREPARED) for name in kept}
+    called = replace(graph, nodes=rest, buffers=graph.buffers | prepared)
+    return Program(called.live(), preparation.live())
 
 
 def _is_in(node: Node, chosen: Mapping[str, Node]) -> bool:
@@ -130,17 +123,11 @@ def _is_dequantized(buffer: Buffer, read: Iterable[Buffer]) -> bool:
     )
 
 
-def _has_constant_sizes(node: Node, buffers: Iterable[Buffer]) -> bool:
+def _has_constant_sizes(node: Node, buffers: Sequence[Buffer]) -> bool:
     """Whether nothing about a node depends on the sizes of a call, and its result is not empty."""
-    sizes = [*node.extents]
-    for buffer in buffers:
-        sizes += [*buffer.sizes, *buffer.strides, buffer.offset]
-    for body in bodies_of(node):
-        # A size symbol itself has no extent.
-        sizes += [s.extent for s in scalar_symbols(body) if s.extent is not None]
-        if any(s.extent is None for s in scalar_symbols(body)):
-            return False
-    return all(size.is_constant for size in sizes) and buffer.numel.constant > 0
+    # A size symbol has no extent.
+    is_known = all(symbol.extent is not None for symbol in symbols_of_parts((node, *buffers)))
+    return is_known and buffers[-1].numel.constant > 0
 
 
 # -- what is worth its memory ----------------------------------------------------------------------
@@ -207,27 +194,23 @@ def _nbytes_of(buffer: Buffer) -> int:
     return typical(buffer.nbytes)
 
 
-def _alive_nbytes(graph: LoopGraph) -> list[int]:
-    """Bytes of nodes' results that are alive at each node."""
+def _alive_nbytes(graph: LoopGraph) -> int:
+    """The most bytes of nodes' results that are alive at a node."""
     last: dict[str, int] = {}
     for at, node in enumerate(graph.nodes):
         last.update(dict.fromkeys((*inputs_of(node), *outputs_of(node)), at))
     last.update(dict.fromkeys(graph.returned, len(graph.nodes)))
-    ending = [0] * (len(graph.nodes) + 1)
-    found: list[int] = []
-    alive = 0
+    changes = [0] * (len(graph.nodes) + 2)
     for at, node in enumerate(graph.nodes):
         for name in outputs_of(node):
             nbytes = _nbytes_of(graph.buffers[name])
-            alive += nbytes
-            ending[last[name]] += nbytes
-        found.append(alive)
-        alive -= ending[at]
-    return found
+            changes[at] += nbytes
+            changes[last[name] + 1] -= nbytes
+    return max(accumulate(changes))
 
 
 def _held_nbytes(graph: LoopGraph) -> int:
     """The peak memory of a call: its arguments, and the most that other buffers ever take."""
     given = [spec.buffer for spec in graph.inputs if spec.buffer is not None]
     arguments = sum(_nbytes_of(graph.buffers[name]) for name in (*given, *graph.constants))
-    return arguments + max(_alive_nbytes(graph), default=0)
+    return arguments + _alive_nbytes(graph)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -18,6 +18,7 @@ from ...ir.depthwise_nodes import DepthwiseWeightGradient
 from ...ir.factors import units_config
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Contraction, Pointwise, Reduction, inputs_of
+from ...ir.rows import power_of
 from ...ir.scalar import (
     Load,
     Masked,
@@ -53,8 +54,6 @@ from .. import cost
 from ..mapping import point_of
 from .inline import body_cost
 from .long_positions import POSITIONS, split_position
-
-SPLITTABLE = frozenset({"sum", "prod", "minimum", "maximum", "any", "all"})
 
 # Where a driver ends loops after so many iterations: of them, one reduction's share in a kernel of
 # several; elements per iteration of the invocations that share a row, and of those of a column.
@@ -118,16 +117,9 @@ def _sums_of_powers(graph: LoopGraph) -> dict[str, Reduction]:
 
 def _power(node: Reduction) -> tuple[Scalar, Scalar] | None:
     """(v, shift) where a sum's body is exp(v − shift), of which the shift is one for a row."""
-    body = node.body
-    if not isinstance(body, Op) or body.name not in ("exp", "fast_exp"):
-        return None
-    (difference,) = body.args
-    if not isinstance(difference, Op) or difference.name != "sub":
-        return None
-    value, shift = difference.args
-    if not scalar_symbols(shift).isdisjoint(numbered("r", node.reduce_ranges)):
-        return None
-    return value, shift
+    power = power_of(node.body)
+    elements = numbered("r", node.reduce_ranges)
+    return power if power and scalar_symbols(power[1]).isdisjoint(elements) else None
 
 
 def _split_powers(
@@ -167,9 +159,7 @@ def _split_powers(
 
 
 def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    splittable = node.kind in SPLITTABLE or node.kind in POSITIONS
-    useful = _useful_parts(node, graph, target) if splittable else 1
-    return max(useful, _needed_parts(node, graph, target))
+    return max(_useful_parts(node, graph, target), _needed_parts(node, graph, target))
 
 
 def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
@@ -207,30 +197,44 @@ def _split(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> list[Node
     chunk = ceildiv(ceildiv(length, parts), 4) * 4
     parts = int(ceildiv(length, chunk)) if length.is_constant else parts
     name = f"{node.output}_parts"
-    result = buffers[node.output]
     sizes = (as_expr(parts), *node.ranges)
     buffers[name] = intermediate(name, node.body.dtype, sizes)
-    new = iteration_symbols("i", sizes)
-    old = numbered("i", node.ranges)
-    (r,) = iteration_symbols("r", (chunk,))
+    new, (r,) = iteration_symbols("i", sizes), iteration_symbols("r", (chunk,))
+    moved = dict(zip(numbered("i", node.ranges), new[1:], strict=True))
+    missing = neutral(node.kind, node.body.dtype)
     position = new[0] * chunk + r
-    within = iteration("position", length)
-    inner = flat_values("r", node.reduce_ranges, within)
-    moved = substitute_symbols(node.body, {**dict(zip(old, new[1:], strict=True)), **inner})
-    body = substitute_symbols(moved, {symbol_keys((within,))[0]: position})
-    if length % chunk is not ZERO:
-        # Parts are whole vectors: of those of the row, four neighbours are inside together.
-        unit = _VECTOR if length.divisor % _VECTOR == 0 else 1
-        inside = apply("lt", index(position // unit), index(length // unit))
-        body = Masked(inside, body, neutral(node.kind, node.body.dtype))
+    body = _part_of(node.body, moved, ("r", node.reduce_ranges), position, chunk, missing)
     first = replace(node, output=name, ranges=sizes, reduce_ranges=(chunk,), body=body)
     (part,) = iteration_symbols("r", (parts,))
     rows = iteration_symbols("i", node.ranges)
     again: Scalar = Load(name, (index(part), *(index(i) for i in rows)), node.body.dtype)
     own = node.origins[-1:]  # those before it are of what the first part computes inline
     second = replace(node, reduce_ranges=(as_expr(parts),), body=again, origins=own)
-    assert result.dtype is node.body.dtype or node.kind in SPLITTABLE
     return [first, second]
+
+
+def _part_of(
+    body: Scalar,
+    moved: Mapping[Symbol, Expr],
+    inner: tuple[str, tuple[Expr, ...]],
+    position: Expr,
+    chunk: Expr,
+    missing: Scalar,
+) -> Scalar:
+    """A body at a row-major position of inner dimensions, which parts of ``chunk`` need not divide.
+
+    ``moved`` are its other symbols, ``missing`` is what stands behind the last position.
+    """
+    length = product(inner[1])
+    within = iteration("position", length)
+    own = substitute_symbols(body, {**moved, **flat_values(*inner, within)})
+    own = substitute_symbols(own, {symbol_keys((within,))[0]: position})
+    if length % chunk is ZERO:
+        return own
+    # Parts are whole vectors: of those of all, four neighbours are inside together.
+    unit = _VECTOR if length.divisor % _VECTOR == 0 else 1
+    inside = apply("lt", index(position // unit), index(length // unit))
+    return Masked(inside, own, missing)
 
 
 def split_weight_gradients(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -456,16 +460,16 @@ def _sum_of_parts(
             Load(name, (index(as_expr(part)), *at), dtype) for part in range(int(parts))
         ]
         total = cast(reduce(partial(apply, "add"), loads), result.dtype)
-        return [Pointwise(node.output, result.sizes, total, node.origins)]
+        return [Pointwise(node.output, result.sizes, total, origins=node.origins)]
     wide = node.output if result.dtype is dtype else f"{node.output}_sum"
     (r,) = iteration_symbols("r", (parts,))
     load = Load(name, (index(r), *at), dtype)
-    added = Reduction(wide, result.sizes, (parts,), "sum", load, node.origins)
+    added = Reduction(wide, "sum", result.sizes, (parts,), load, origins=node.origins)
     if wide == node.output:
         return [added]
     buffers[wide] = intermediate(wide, dtype, result.sizes)
     narrow = cast(Load(wide, tuple(at), dtype), result.dtype)
-    return [added, Pointwise(node.output, result.sizes, narrow, node.origins)]
+    return [added, Pointwise(node.output, result.sizes, narrow, origins=node.origins)]
 
 
 def split_long_contractions(graph: LoopGraph, target: Target) -> LoopGraph:
@@ -497,19 +501,8 @@ def _in_parts(node: Contraction, parts: Expr, step: int, buffers: dict[str, Buff
     batch = (parts, *node.batch)
     b, (k,) = iteration_symbols("b", batch), iteration_symbols("k", (chunk,))
     moved: dict[Symbol, Expr] = dict(zip(numbered("b", node.batch), b[1:], strict=True))
-    position = b[0] * chunk + k
-    within = iteration("position", inner)
-    placed = flat_values("k", node.inner, within)
-    # Of whole vectors, four neighbours are inside together.
-    unit = _VECTOR if inner.divisor % _VECTOR == 0 else 1
-
-    def part_of(body: Scalar) -> Scalar:
-        own = substitute_symbols(body, {**moved, **placed})
-        own = substitute_symbols(own, {symbol_keys((within,))[0]: position})
-        if inner % chunk is ZERO:
-            return own
-        inside = apply("lt", index(position // unit), index(inner // unit))
-        return Masked(inside, own, const(0, own.dtype))
-
-    operands = part_of(node.lhs), part_of(node.rhs)
-    return _as_parts(node, parts, (chunk,), operands, moved, buffers)
+    lhs, rhs = (
+        _part_of(body, moved, ("k", node.inner), b[0] * chunk + k, chunk, const(0, body.dtype))
+        for body in (node.lhs, node.rhs)
+    )
+    return _as_parts(node, parts, (chunk,), (lhs, rhs), moved, buffers)

@@ -12,7 +12,7 @@ from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction
 from ...ir.scalar import Load, Scalar, apply, cast, const, index
 from ...ir.spaces import Node, iteration_symbols
-from ...symbolic.sizes import ZERO, Expr, IntLike, as_expr, magnitude, product, upper_bound
+from ...symbolic.sizes import IntLike, as_expr, magnitude, upper_bound
 from ...target import Target
 from .. import cost
 
@@ -47,53 +47,32 @@ def _split(node: Attention, parts: int, buffers: dict[str, Buffer]) -> list[Node
     batch, heads, queries, _, _, value_head = node.sizes
     f32, result = dtypes.float32, buffers[node.output]
     ranges = (batch, heads, queries, value_head)
-    made = Maker(node, buffers)
-    partial = made.buffer("parts", (as_expr(parts), batch, heads, queries, node.wide + 4))
+    partial = f"{node.output}_parts"
+    sizes = (as_expr(parts), batch, heads, queries, node.wide + 4)
+    buffers[partial] = intermediate(partial, f32, sizes)
+    nodes: list[Node] = [replace(node, output=partial, parts=parts)]
     (part,) = iteration_symbols("r", (parts,))
     *row, element = iteration_symbols("i", ranges)
 
     def load(at: IntLike) -> Scalar:
         return Load(partial, tuple(index(i) for i in (part, *row, as_expr(at))), f32)
 
-    def whole(name: str) -> Scalar:
+    def joined(suffix: str, kind: str, body: Scalar) -> Scalar:
+        """A reduction over the parts."""
+        name = f"{node.output}_{suffix}"
+        buffers[name] = intermediate(name, f32, ranges)
+        nodes.append(Reduction(name, kind, ranges, (as_expr(parts),), body, origins=node.origins))
         return Load(name, tuple(index(i) for i in (*row, element)), f32)
 
     lowest = const(float("-inf"), f32)
-    highest = made.reduction("highest", ranges, parts, "maximum", load(node.wide))
-    top = whole(highest)
+    top = joined("highest", "maximum", load(node.wide))
     # Where every key is masked, exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN.
     shift = apply("where", apply("eq", top, lowest), const(0, f32), top)
     weight = apply("fast_exp", apply("sub", load(node.wide), shift))
-    total = made.reduction("total", ranges, parts, "sum", apply("mul", weight, load(node.wide + 1)))
-    summed = made.reduction("sum", ranges, parts, "sum", apply("mul", weight, load(element)))
-    empty = apply("eq", whole(total), const(0, f32))
-    quotient = apply("div", whole(summed), whole(total))
+    total = joined("total", "sum", apply("mul", weight, load(node.wide + 1)))
+    summed = joined("sum", "sum", apply("mul", weight, load(element)))
+    empty = apply("eq", total, const(0, f32))
+    quotient = apply("div", summed, total)
     without_keys = const(0 if node.safe else float("nan"), f32)
     body = apply("where", empty, without_keys, quotient)
-    joined = Pointwise(node.output, ranges, cast(body, result.dtype), node.origins)
-    return [replace(node, output=partial, parts=parts), *made.nodes, joined]
-
-
-class Maker:
-    """Makes the nodes, and their buffers, that join the results of a split attention's parts."""
-
-    def __init__(self, node: Attention, buffers: dict[str, Buffer]) -> None:
-        self.node = node
-        self.buffers = buffers
-        self.nodes: list[Node] = []
-
-    def buffer(self, suffix: str, sizes: tuple[Expr, ...]) -> str:
-        """Declares a float32 intermediate."""
-        name = f"{self.node.output}_{suffix}"
-        assert product(sizes) is not ZERO
-        self.buffers[name] = intermediate(name, dtypes.float32, sizes)
-        return name
-
-    def reduction(
-        self, suffix: str, ranges: tuple[Expr, ...], parts: int, kind: str, body: Scalar
-    ) -> str:
-        """A reduction over the parts; the name of its result."""
-        name = self.buffer(suffix, ranges)
-        origins = self.node.origins
-        self.nodes.append(Reduction(name, ranges, (as_expr(parts),), kind, body, origins))
-        return name
+    return [*nodes, Pointwise(node.output, ranges, cast(body, result.dtype), origins=node.origins)]

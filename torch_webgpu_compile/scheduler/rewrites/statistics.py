@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ... import dtypes
-from ...ir.buffers import Buffer, intermediate
+from ...ir.buffers import intermediate
 from ...ir.graph import LoopGraph
 from ...ir.nodes import Pointwise, Reduction, inputs_of, outputs_of
 from ...ir.scalar import Load, Op, Scalar, apply, index, loads_of, rewrite, scalar_symbols
@@ -33,28 +33,18 @@ def recompute_statistics(graph: LoopGraph) -> LoopGraph:
     statistic, the sum of unscaled values and its scaling. This is done where every reader of the
     statistic is such a sum.
     """
-    nodes = {outputs_of(node)[0]: node for node in graph.nodes}
-    order = list(nodes)
-    buffers = dict(graph.buffers)
-    readers: dict[str, list[str]] = defaultdict(list)
-    for name, reader in nodes.items():
-        for buffer in inputs_of(reader):
-            readers[buffer].append(name)
+    state = _Nodes(graph)
+    order = list(state.nodes)
     for name in order:
-        node = nodes.get(name)
+        node = state.nodes.get(name)
         if isinstance(node, Reduction) and _is_statistic(node, graph):
-            _Statistic(node, nodes, readers, buffers, graph.returned).replace_users()
+            state.move(node)
     # A replaced sum is three nodes under its name: the statistic, the sum and its scaling.
-    result: list[Node] = []
-    for name in order:
-        if name in nodes:
-            extra = [
-                nodes[key] for key in (f"{name}_statistic", f"{name}_unscaled") if key in nodes
-            ]
-            result += [*extra, nodes[name]]
-    kept = {n for node in result for n in (*outputs_of(node), *inputs_of(node))}
-    kept |= graph.returned | {i.buffer for i in graph.inputs if i.buffer is not None}
-    return graph.with_nodes(tuple(result), {k: b for k, b in buffers.items() if k in kept})
+    keys = (key for name in order for key in (f"{name}_statistic", f"{name}_unscaled", name))
+    nodes = tuple(state.nodes[key] for key in keys if key in state.nodes)
+    return (
+        graph if nodes == graph.nodes else replace(graph, nodes=nodes, buffers=state.buffers).live()
+    )
 
 
 def _is_statistic(node: Reduction, graph: LoopGraph) -> bool:
@@ -68,70 +58,64 @@ def _is_statistic(node: Reduction, graph: LoopGraph) -> bool:
     )
 
 
-class _Statistic:
-    """One statistic, and the nodes of the graph, which change while it is moved."""
+class _Nodes:
+    """The nodes of a graph, by their first outputs, which change while statistics are moved."""
 
-    def __init__(
-        self,
-        node: Reduction,
-        nodes: dict[str, Node],
-        readers: dict[str, list[str]],
-        buffers: dict[str, Buffer],
-        returned: frozenset[str],
-    ) -> None:
-        self.node = node
-        self.nodes = nodes
-        self.readers = readers
-        self.buffers = buffers
-        self.returned = returned
-        self.found: list[tuple[Reduction, Scalar, Scalar]] = []
-        self.made: dict[tuple[Expr, ...], str] = {}
+    def __init__(self, graph: LoopGraph) -> None:
+        self.nodes = {outputs_of(node)[0]: node for node in graph.nodes}
+        self.buffers = dict(graph.buffers)
+        self.returned = graph.returned
+        self.readers: dict[str, list[str]] = defaultdict(list)
+        for name, reader in self.nodes.items():
+            for buffer in inputs_of(reader):
+                self.readers[buffer].append(name)
 
     def _readers(self, name: str) -> list[str]:
         """The nodes that read a buffer now; replaced nodes are still listed in ``readers``."""
         found = dict.fromkeys(self.readers[name])
         return [r for r in found if r in self.nodes and name in inputs_of(self.nodes[r])]
 
-    def replace_users(self) -> None:
-        """Gives every sum that uses the statistic its own copy, or changes none of them."""
-        inner = self._between()
+    def move(self, statistic: Reduction) -> None:
+        """Gives every sum that uses a statistic its own copy, or changes none of them."""
+        inner = self._between(statistic.output)
         if inner is None:
             return
         sums: dict[str, Reduction] = {}
         for name in inner:
             for reader in self._readers(name):
                 if reader not in inner:
-                    found = self._inlined(reader, inner)
+                    found = self._inlined(reader, statistic.reduce_ranges, inner)
                     if found is None:
                         return
                     sums[reader] = found
-        split = {name: _factors(found.body, self.node.output) for name, found in sums.items()}
+        split = {name: _factors(found.body, statistic.output) for name, found in sums.items()}
         if not sums or any(pair is None for pair in split.values()):
             return
-        self._inline_operands()
-        for name in self.nodes:  # in order, as the first one of a space makes its statistic
+        statistic = self._with_operands(statistic)
+        copies: dict[tuple[Expr, ...], str] = {}
+        for name in list(self.nodes):  # in order, as the first one of a space makes its statistic
             pair = split.get(name)
             if pair is not None:
-                self.found.append((sums[name], *pair))
-        for entry in self.found:
-            self._replace(*entry)
+                copy = copies.setdefault(sums[name].ranges, f"{name}_statistic")
+                self._replace(sums[name], statistic, copy, *pair)
         for name in inner:
             del self.nodes[name]
 
-    def _inline_operands(self) -> None:
+    def _with_operands(self, statistic: Reduction) -> Reduction:
         """Squares and the like that only the statistic reads are computed where it is."""
-        for name in inputs_of(self.node):
+        for name in inputs_of(statistic):
             producer = self.nodes.get(name)
-            own = self._readers(name) == [self.node.output] and name not in self.returned
+            own = self._readers(name) == [statistic.output] and name not in self.returned
             if own and isinstance(producer, Pointwise):
-                inlined = inline_into(self.node, producer)
+                inlined = inline_into(statistic, producer)
                 if isinstance(inlined, Reduction):
-                    self.node = inlined
+                    statistic = inlined
                     del self.nodes[name]
+        return statistic
 
-    def _between(self) -> list[str] | None:
+    def _between(self, statistic: str) -> list[str] | None:
         """The statistic and the pointwise nodes that use it; None if they are needed elsewhere."""
-        inner = [self.node.output]
+        inner = [statistic]
         for name in inner:
             if len(inner) > _MOST_STEPS or name in self.returned:
                 return None
@@ -140,15 +124,13 @@ class _Statistic:
                     inner.append(reader)
         return inner
 
-    def _inlined(self, name: str, inner: list[str]) -> Reduction | None:
+    def _inlined(self, name: str, elements: tuple[Expr, ...], inner: list[str]) -> Reduction | None:
         """A sum over the statistic's elements, with the nodes in between inlined."""
         node: Node | None = self.nodes[name]
-        if not (isinstance(node, Reduction) and node.kind == "sum"):
+        if not isinstance(node, Reduction) or (node.kind, node.reduce_ranges) != ("sum", elements):
             return None
         rows = magnitude(product(node.ranges))
-        if node.reduce_ranges != self.node.reduce_ranges or not (
-            rows is not None and cost.makes_statistics_again(rows)
-        ):
+        if rows is None or not cost.makes_statistics_again(rows):
             return None
         for producer in reversed(inner[1:]):
             between = self.nodes[producer]
@@ -156,22 +138,23 @@ class _Statistic:
             node = None if node is None else inline_into(node, between)
         return node if isinstance(node, Reduction) else None
 
-    def _replace(self, node: Reduction, scale: Scalar, rest: Scalar) -> None:
-        """``scale`` · (sum of ``rest``), with the statistic for each row."""
+    def _replace(
+        self, node: Reduction, statistic: Reduction, copy: str, scale: Scalar, rest: Scalar
+    ) -> None:
+        """``scale`` · (sum of ``rest``), with a copy of the statistic for each row."""
         ranges, name = node.ranges, node.output
-        statistic = self.made.setdefault(ranges, f"{name}_statistic")
         unscaled = f"{name}_unscaled"
-        self._add(replace(self.node, output=statistic, ranges=ranges))
+        self._add(replace(statistic, output=copy, ranges=ranges))
         self._add(replace(node, output=unscaled, body=rest))
         here = tuple(index(i) for i in point_of(numbered("i", ranges)))
 
         def own(part: Scalar) -> Scalar | None:
-            is_statistic = isinstance(part, Load) and part.buffer == self.node.output
-            return Load(statistic, here, self.node.body.dtype) if is_statistic else None
+            is_statistic = isinstance(part, Load) and part.buffer == statistic.output
+            return Load(copy, here, statistic.body.dtype) if is_statistic else None
 
         total = Load(unscaled, here, rest.dtype)
         body = apply("mul", total, rewrite(scale, own))
-        self._add(Pointwise(name, ranges, body, node.origins))
+        self._add(Pointwise(name, ranges, body, origins=node.origins))
 
     def _add(self, node: Reduction | Pointwise) -> None:
         """Adds a node, or puts it in the place of one, with its buffer."""
