@@ -38,7 +38,10 @@ _ENTRY = "\0"
 
 @cache
 def _environment(exp: str, exp4: str) -> Environment:
-    """Templates by the names of the functions that are `fast_exp` of one and of four numbers."""
+    """Templates by the names of the functions that are `fast_exp` of one and of four numbers.
+
+    The filter ``statements`` prints one below the other, with so many spaces before each.
+    """
     environment = Environment(
         loader=PackageLoader("torch_webgpu_compile", "templates"),
         undefined=StrictUndefined,
@@ -48,6 +51,7 @@ def _environment(exp: str, exp4: str) -> Environment:
     )
     environment.globals["entry_point"] = lambda local: entry_point(local) + _ENTRY
     environment.globals["fast_exp"], environment.globals["fast_exp4"] = exp, exp4
+    environment.filters["statements"] = lambda lines, indent=0: f"\n{' ' * indent}".join(lines)
     return environment
 
 
