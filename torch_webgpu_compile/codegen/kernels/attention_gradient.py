@@ -22,7 +22,7 @@ from ..tilings.attention_units import SHARING, AttentionGradientUnitsTiling
 from ..tilings.units import dialect_of
 from ..values import Scope, Text
 from .attention_kernel import LoadFunction, scale_inputs
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .epilogue import Store
 
 
@@ -93,7 +93,7 @@ def _tiled(
     return _finish(
         node,
         make,
-        "attention_gradient.wgsl.jinja",
+        "attention_gradient",
         {"tiles": make.tiles(width, value_width)},
         tiling.workgroup_nbytes(width, value_width),
         steps * (width + value_width + tiling.walked // 2 + 6),
@@ -114,7 +114,7 @@ def _in_units(
     return _finish(
         node,
         make,
-        "attention_gradient_units.wgsl.jinja",
+        "attention_gradient_units",
         {
             "tiles": make.rows(),
             "head": widths[0],
@@ -143,7 +143,6 @@ def _finish(
     products = 2 * (head + value_head) if by_keys else 2 * head + value_head
     return builder.finish(
         "attention",
-        template,
         {
             "tiling": tiling,
             "by_keys": by_keys,
@@ -165,11 +164,12 @@ def _finish(
             **inputs,
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, builder.target),
+        workgroups=total,
         origins=node.origins,
         flops=product((batch, heads, group, queries, keys)) * 2 * products,
         workgroup_nbytes=workgroup_nbytes,
         iterations=iterations,
+        template=template,
     )
 
 

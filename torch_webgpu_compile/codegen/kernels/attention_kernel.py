@@ -20,7 +20,7 @@ from ..tilings.attention_tilings import AttentionTiling, attention_subgroup
 from ..tilings.attention_units import SHARING, AttentionUnitsTiling
 from ..tilings.units import dialect_of
 from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .epilogue import Store, render_epilogue
 from .pointwise import group_origins
 
@@ -84,7 +84,7 @@ class _AttentionKernel:
             in_step += tiling.keys * (wide + value_wide) // (VECTOR * tiling.slice_workgroup) + 4
         whole_queries = is_multiple_of(queries, tiling.queries)
         return self._finish(
-            "attention.wgsl.jinja",
+            "attention",
             tiling,
             (wide, value_wide),
             {
@@ -106,7 +106,7 @@ class _AttentionKernel:
         voted = tiling.rows_of_invocation * (tiling.keys // SHARING + 1) if self.node.bias else 0
         drained = tiling.rows_of_invocation * (widths[1] // (VECTOR * SHARING) + 2)
         return self._finish(
-            "attention_units.wgsl.jinja",
+            "attention_units",
             tiling,
             widths,
             # e⁵ = 148 times what dropout multiplies by has to be less than 65504, the most of f16.
@@ -149,7 +149,6 @@ class _AttentionKernel:
         total = batch * heads * tiles
         return builder.finish(
             "attention",
-            template,
             {
                 "tiling": tiling,
                 "head": widths[0],
@@ -172,11 +171,12 @@ class _AttentionKernel:
                 **inputs,
             },
             workgroup_size=tiling.workgroup,
-            grid=fold_grid(total, builder.target),
+            workgroups=total,
             origins=[*node.origins, *group_origins(self.group.epilogue)],
             flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
+            template=template,
         )
 
 

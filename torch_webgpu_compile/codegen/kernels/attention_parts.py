@@ -15,7 +15,7 @@ from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention_tilings import AttentionPartsTiling
 from .attention_kernel import LoadFunction, LoadFunctionMaker, scale_inputs
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 
 
 class NewRow(NamedTuple):
@@ -57,7 +57,6 @@ def generate_attention_parts(
     }
     return builder.finish(
         "attention",
-        "attention_parts.wgsl.jinja",
         {
             "tiling": tiling,
             "queries": int(queries),
@@ -78,11 +77,12 @@ def generate_attention_parts(
             "store": builder.bindings.function(node.output, "store4"),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
         workgroup_nbytes=tiling.workgroup_nbytes,
         iterations=_iterations(tiling, node, keys),
+        template="attention_parts",
     )
 
 

@@ -40,15 +40,15 @@ class KernelBody:
 
     Attributes:
         kind: see `plan.model.Kernel`.
-        template, inputs: the template also gets ``number``, that of a part of a joint kernel.
+        inputs: the template also gets ``number``, that of a part of a joint kernel.
         workgroup_size: invocations.
         workgroups: how many have work, from number 0.
         arrays: workgroup memory, by names that the template finds in the input ``scratch``.
         iterations: the most that all loops of an invocation make together.
+        template: its name, where that is not the kind.
     """
 
     kind: str
-    template: str
     inputs: dict[str, Any]
     workgroup_size: int
     workgroups: Expr
@@ -56,6 +56,7 @@ class KernelBody:
     flops: Expr
     arrays: dict[str, WorkgroupArray] = field(default_factory=dict)
     iterations: Expr = ZERO
+    template: str = ""
 
 
 @dataclass
@@ -116,34 +117,38 @@ class KernelBuilder:
     def finish_body(self, body: KernelBody) -> KernelCall:
         """The kernel of one body."""
         names = {name: f"scratch_{name}" for name in body.arrays}
-        given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}
         declared = [declaration(names[name], array) for name, array in body.arrays.items()]
         return self.finish(
             body.kind,
-            body.template,
-            {**body.inputs, **given, "declared": declared},
+            {**body.inputs, "number": None, "scratch": names, "declared": declared},
             workgroup_size=body.workgroup_size,
-            grid=fold_grid(body.workgroups, self.target),
+            workgroups=body.workgroups,
             origins=body.origins,
             flops=body.flops,
             workgroup_nbytes=sum(array.nbytes for array in body.arrays.values()),
             iterations=body.iterations,
+            template=body.template,
         )
 
     def finish(
         self,
         kind: str,
-        template: str,
         inputs: dict[str, Any],
         *,
         workgroup_size: int,
-        grid: tuple[Expr, Expr, Expr],
+        workgroups: Expr,
         origins: Sequence[Origin],
-        flops: Expr | None = None,
+        flops: Expr,
         workgroup_nbytes: int = 0,
         iterations: Expr = ZERO,
+        template: str = "",
     ) -> KernelCall:
         """Renders the module and describes how it is run.
+
+        Args:
+            inputs: of the template, besides ``workgroup_size``.
+            workgroups: how many have work, from number 0.
+            template: its name, where that is not the kind.
 
         Raises:
             UnsupportedOp: the driver would end its loops too early.
@@ -159,7 +164,8 @@ class KernelBuilder:
                 origin.source,
             )
         parameters = tuple(self.parameters)
-        wgsl = render_module(template, self.bindings, parameters, inputs)
+        given = {"workgroup_size": workgroup_size, **inputs}
+        wgsl = render_module(template or kind, self.bindings, parameters, given)
         bindings, kernel_bindings = self.bindings.plan_bindings()
         if len(bindings) > self.target.max_storage_buffers:
             raise self._too_many_bindings(len(bindings), origins)
@@ -180,11 +186,11 @@ class KernelBuilder:
         return KernelCall(
             kernel,
             bindings,
-            grid,
+            fold_grid(workgroups, self.target),
             parameters,
             sum((read for read, _ in traffic), ZERO),
             sum((written for _, written in traffic), ZERO),
-            flops or as_expr(0),
+            flops,
             checks,
             iterations if limit else ZERO,
             tuple(self.bindings.narrow),

@@ -30,7 +30,7 @@ from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_h
 from ..tilings.units import BFLOAT16_PASSES, MOST_MISSED, UnitsTiling, dialect_of
 from ..values import Scope
 from ..wgsl.literals import zero_of
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .epilogue import Store, render_epilogue
 from .operands import TileLoad, load_operand
 from .pointwise import group_origins
@@ -84,7 +84,7 @@ class _ProductKernel:
         itemsize = dtypes.float16.itemsize if halves else problem.itemsize
         nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
         return self._finish(
-            "matmul.wgsl.jinja",
+            "matmul",
             (tiling.rows, problem.columns_of(tiling), tiling.depth),
             tiling if tiling.strips else None,
             {
@@ -107,7 +107,7 @@ class _ProductKernel:
         passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
         tiles_at_once = _RARE_TILES if is_bfloat16 and has_shifts(self.group) else 1
         return self._finish(
-            "matmul_units.wgsl.jinja",
+            "matmul_units",
             (tiling.rows, width, tiling.inner),
             None,
             {
@@ -141,7 +141,7 @@ class _ProductKernel:
     def of_few_rows(self, tiling: FewRowsTiling) -> KernelCall:
         """The kernel without tiles."""
         return self._finish(
-            "few_rows.wgsl.jinja",
+            "few_rows",
             (tiling.rows, tiling.columns * tiling.groups, VECTOR * tiling.run),
             None,
             {"tiling": tiling},
@@ -198,7 +198,6 @@ class _ProductKernel:
         results = sum((product((*n.rows, *n.columns)) for n in nodes), ZERO)
         return builder.finish(
             "matmul",
-            template,
             {
                 **inputs,
                 "type": dtype.compute,
@@ -213,11 +212,12 @@ class _ProductKernel:
                 "inner_count": builder.index(self.inner),
             },
             workgroup_size=workgroup,
-            grid=fold_grid(ceildiv(regions[-1].end, tiles_at_once), builder.target),
+            workgroups=ceildiv(regions[-1].end, tiles_at_once),
             origins=_origins(self.parts),
             flops=ZERO if tiles_at_once > 1 else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
+            template=template,
         )
 
     def _shifts(self) -> list[dict[str, dict[str, Any]]]:

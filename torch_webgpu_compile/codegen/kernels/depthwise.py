@@ -35,7 +35,7 @@ from ..tilings.depthwise import (
     workgroup_nbytes,
 )
 from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .epilogue import Store, render_epilogue
 from .pointwise import group_origins
 
@@ -77,7 +77,6 @@ def generate_depthwise(
     loops = tiling.planes * (tile.lines * tile.quads + node.windows.taps) // tiling.workgroup + 4
     return builder.finish(
         "depthwise",
-        "depthwise.wgsl.jinja",
         {
             "tiling": tiling,
             "tile": tile,
@@ -97,7 +96,7 @@ def generate_depthwise(
             "multiply": list(_add_results(tiling, node.windows)),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=product(node.batch) * product(node.positions) * (2 * node.depth * node.windows.taps),
         workgroup_nbytes=workgroup_nbytes(tiling, node.windows, sums=False),
@@ -144,7 +143,6 @@ def generate_depthwise_weight_gradient(
         ending = {width.constant % run}
     return builder.finish(
         "depthwise_weight_gradient",
-        "depthwise_weight_gradient.wgsl.jinja",
         {
             "tiling": tiling,
             "tile": tile,
@@ -172,7 +170,7 @@ def generate_depthwise_weight_gradient(
             "tile_size": max(tiling.planes * tile.plane, tiling.workgroup),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=node.channels * node.images * product(node.positions) * (2 * windows.taps),
         workgroup_nbytes=workgroup_nbytes(tiling, windows, sums=True),

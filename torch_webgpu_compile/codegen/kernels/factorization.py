@@ -22,7 +22,7 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..values import Scope
-from .builder import KernelBuilder, declaration, fold_grid
+from .builder import KernelBuilder, declaration
 
 _SHARE = 4  # elements of an invocation, for which it waits for the others once in a step
 _WIDEST = 16  # invocations that share a row
@@ -109,7 +109,6 @@ def generate_factorization(
     first = linearize(lead, output.strides[:-2]) + output.offset
     return builder.finish(
         "factorization",
-        "factorization.wgsl.jinja",
         {
             "tiling": tiling,
             "declared": [declaration(name, array) for name, array in used.items()],
@@ -128,7 +127,7 @@ def generate_factorization(
             "info": stored(node.info, lead, "info"),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((*node.batch, rows, columns, steps)),
         workgroup_nbytes=sum(array.nbytes for array in used.values()),

@@ -67,11 +67,10 @@ def generate_fourier(
         table = flat_values("w", (as_expr(n - node.radices[0]),), w)
         root = _load(builder, [node.root_real, node.root_imaginary], table)
     workgroups = ceildiv(count, tiling.rows)
-    grid = fold_grid(workgroups, target)
-    checked = not (grid[1] is ONE and workgroups * tiling.rows is count)
+    exact = fold_grid(workgroups, target)[1] is ONE
+    checked = not (exact and workgroups * tiling.rows is count)
     return builder.finish(
         "fourier",
-        "fourier.wgsl.jinja",
         {
             "tiling": tiling,
             "padding": PADDING,
@@ -84,7 +83,7 @@ def generate_fourier(
             "stages": _stages(node, tiling, checked),
         },
         workgroup_size=tiling.workgroup,
-        grid=grid,
+        workgroups=workgroups,
         origins=node.origins,
         flops=count * round(5 * n * math.log2(n)),
         workgroup_nbytes=tiling.nbytes,

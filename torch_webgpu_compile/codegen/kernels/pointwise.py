@@ -62,7 +62,6 @@ def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> KernelB
         lines += _packed_lines(builder, group, symbols, order, numel, width)
     return KernelBody(
         "pointwise",
-        "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": lines},
         workgroup,
         ceildiv(count, workgroup),

@@ -13,7 +13,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, linearize, product
 from ...target import Target
 from ..values import Scope, Text
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 
 _WORKGROUP = 64  # few lanes are spread over many multiprocessors
 # What a step loads does not depend on the steps before: so many loads are asked for at once, of at
@@ -81,9 +81,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
     ends = [store(name, lane, last) for name, last in zip(node.carried, lasts, strict=True)]
     return builder.finish(
         "scan",
-        "scan.wgsl.jinja",
         {
-            "workgroup_size": workgroup,
             "lanes": builder.index(lanes),
             "length": builder.index(node.length),
             "init": [*first.lines, *carries],
@@ -91,7 +89,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
             "ends": [*after.lines, *ends],
         },
         workgroup_size=workgroup,
-        grid=fold_grid(ceildiv(lanes, workgroup), target),
+        workgroups=ceildiv(lanes, workgroup),
         origins=node.origins,
         flops=lanes * node.length,
         iterations=node.length,

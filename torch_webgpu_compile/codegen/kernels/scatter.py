@@ -89,10 +89,10 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Kernel
     builder.bindings.touch(node.output, count)
     return KernelBody(
         "scatter",
-        "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": scope.lines},
         workgroup,
         ceildiv(count, workgroup),
         node.origins,
         count,
+        template="pointwise",
     )

@@ -7,7 +7,7 @@ from ...ir.sorting_nodes import BINS, Compact, PickDigit
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, ceildiv, iteration, product
 from ...target import Target
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .sorting import WORKGROUP, RowRenderer, Sums, load_code, store_code, taken_together
 
 _PARTS_TOGETHER = 8
@@ -24,7 +24,6 @@ def generate_pick_digit(node: PickDigit, buffers: dict[str, Buffer], target: Tar
     wanted, above, shift = (rows.outer.render(body).code for body in given)
     return builder.finish(
         "pick_digit",
-        "pick_digit.wgsl.jinja",
         {
             "sums": Sums(),
             "rows": builder.index(total),
@@ -41,7 +40,7 @@ def generate_pick_digit(node: PickDigit, buffers: dict[str, Buffer], target: Tar
             ],
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.extents),
         workgroup_nbytes=Sums().nbytes,
@@ -59,7 +58,6 @@ def generate_compact(node: Compact, buffers: dict[str, Buffer], target: Target) 
     other = iteration("other", node.parts)
     return builder.finish(
         "compact",
-        "compact.wgsl.jinja",
         {
             "sums": Sums(),
             "total": builder.index(total),
@@ -77,7 +75,7 @@ def generate_compact(node: Compact, buffers: dict[str, Buffer], target: Target) 
             "address": rows.address(node.output, iteration("number", node.count)),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=Sums().nbytes,

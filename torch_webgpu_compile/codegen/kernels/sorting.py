@@ -34,7 +34,7 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 
 WORKGROUP = 256
 _KEY_BITS, _STEP_BITS = 16, 4  # of a key in an item, and of what it is ordered by at a time
@@ -159,7 +159,6 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     place = [*lead, iteration("number", node.count)]
     return builder.finish(
         "row_sort",
-        "row_sort.wgsl.jinja",
         {
             "tile": tile,
             "sums": Sums(tile.workgroup, tile.workgroup),
@@ -180,7 +179,7 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
             ],
         },
         workgroup_size=tile.workgroup,
-        grid=fold_grid(ceildiv(rows, taken) if several else rows, target),
+        workgroups=ceildiv(rows, taken) if several else rows,
         origins=node.origins,
         flops=rows * node.length * steps,
         workgroup_nbytes=tile.nbytes,
@@ -203,7 +202,6 @@ def generate_digit_scatter(
     target_place = iteration("target_place", node.length)
     return builder.finish(
         "digit_scatter",
-        "digit_scatter.wgsl.jinja",
         {
             "tile": tile,
             "sums": Sums(),
@@ -222,7 +220,7 @@ def generate_digit_scatter(
             ],
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=tile.nbytes + BINS * 4,
@@ -243,7 +241,6 @@ def generate_digit_counts(
     bin, part = iteration("bin", node.bins), iteration("part", node.parts)
     return builder.finish(
         "digit_counts",
-        "digit_counts.wgsl.jinja",
         {
             "total": builder.index(total),
             "parts": builder.index(node.parts),
@@ -258,7 +255,7 @@ def generate_digit_counts(
             "store": store_code(rows, node.output, "counted", part, bin),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=node.bins * 4,
@@ -276,7 +273,6 @@ def generate_part_sums(node: PartSums, buffers: dict[str, Buffer], target: Targe
     bin, part = iteration("bin", BINS), iteration("part", node.parts)
     return builder.finish(
         "part_sums",
-        "part_sums.wgsl.jinja",
         {
             "sums": sums,
             "total": builder.index(total),
@@ -287,7 +283,7 @@ def generate_part_sums(node: PartSums, buffers: dict[str, Buffer], target: Targe
             "store_total": store_code(rows, node.totals, "carried", bin),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.extents),
         workgroup_nbytes=sums.nbytes,

@@ -19,7 +19,7 @@ from ...symbolic.sizes import (
 )
 from ...target import Target
 from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
 _FEWEST = 32  # invocations of a workgroup: GPUs run so many at a time, whatever they are for
@@ -65,9 +65,7 @@ def generate_triangular_solve(
 
     return builder.finish(
         "triangular_solve",
-        "triangular_solve.wgsl.jinja",
         {
-            "workgroup_size": workgroup,
             "width": width,
             "rows": builder.index(rows),
             "columns": builder.index(columns),
@@ -83,7 +81,7 @@ def generate_triangular_solve(
             "diagonal": None if node.unit else code(node.matrix, m=step, k=step),
         },
         workgroup_size=workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((*node.batch, rows, rows, columns)),
         iterations=loop_iterations(rows, workgroup // width),
