@@ -83,7 +83,8 @@ def fast_exp(target: Target, lanes: int = 1) -> str:
 
 
 def all_of(conditions: Sequence[str]) -> str:
-    """Their conjunction, without branches; "" of none."""
+    """Their conjunction, without branches; "" of none. One that is "" always holds."""
+    conditions = [condition for condition in conditions if condition]
     if len(conditions) <= 1:
         return "".join(conditions)
     return f"({' & '.join(f'({condition})' for condition in conditions)})"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
-from ...ir.anchors import anchor_members, store_is_vector
+from ...ir.access import VECTOR, flat_values, is_multiple_of, lane_addresses
+from ...ir.anchors import anchor_members
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup
@@ -19,25 +19,9 @@ from ..hardening.spelling import all_of
 from ..tilings.attention_tilings import AttentionTiling, attention_subgroup
 from ..tilings.attention_units import SHARING, AttentionUnitsTiling
 from ..tilings.units import dialect_of
-from ..values import Scope
-from .builder import KernelBuilder
-from .epilogue import Store, render_epilogue
+from .builder import Computed, KernelBuilder
+from .epilogue import Store, points_along, render_store
 from .pointwise import group_origins
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFunction:
-    """A load function of the kernel: four neighbours of the last coordinate at once, or one.
-
-    Attributes:
-        type: of an element, in WGSL: f32 or bool.
-    """
-
-    lanes: int
-    lines: list[str]
-    result: str
-    guard: str
-    type: str
 
 
 def generate_attention(
@@ -57,9 +41,7 @@ def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
     """Inputs of attention's templates for the scale: its value, and the function that loads it."""
     if isinstance(scale, Const):
         return {"scale": f"{scale.value!r}f", "given_scale": None}
-    scope = Scope()
-    value = builder.renderer([{}], scope).render(scale).code
-    return {"scale": "given_scale", "given_scale": LoadFunction(1, scope.lines, value, "", "f32")}
+    return {"scale": "given_scale", "given_scale": builder.compute(scale, [{}])}
 
 
 class _AttentionKernel:
@@ -167,7 +149,7 @@ class _AttentionKernel:
                 "keys": builder.index(keys),
                 "total": builder.index(total),
                 "tiles": builder.index(tiles),
-                "store": _store(builder, self.group, node, self.b),
+                "store": self._store(),
                 **inputs,
             },
             workgroup_size=tiling.workgroup,
@@ -179,10 +161,25 @@ class _AttentionKernel:
             template=template,
         )
 
+    def _store(self) -> Store:
+        """How the result is stored, at head element or four ``d`` of row ``m``."""
+        builder, node = self.builder, self.node
+        queries, size = node.sizes[2], node.sizes[5]
+        members = anchor_members([self.group], builder.buffers)
+        fixed = {**self.b, **flat_values("m", (queries,), iteration("m", queries))}
+        return render_store(
+            builder,
+            members,
+            node.output,
+            ("d", size),
+            lambda d: {**fixed, **flat_values("d", (size,), d)},
+            {"m": queries},
+        )
+
 
 @dataclass
 class LoadFunctionMaker:
-    """Renders load functions.
+    """Renders load functions: of four neighbours of the last coordinate at once, or of one.
 
     Attributes:
         batch: the values of b0 and b1 at flat position ``b``.
@@ -199,32 +196,26 @@ class LoadFunctionMaker:
         outer: tuple[str, Expr],
         inner: tuple[str, Expr],
         vector: bool = True,
-    ) -> LoadFunction:
+    ) -> Computed:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
         extent. ``vector``: four elements at once where they divide the extent.
         """
         name, count = outer
         prefix, size = inner
         fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
-        vector = vector and is_multiple_of(size, VECTOR)
-        limit = size // VECTOR if vector else size
-        at = iteration(prefix, limit)
-        positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
-        lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
-        scope = Scope()
-        result = self.builder.renderer(lanes, scope, branches=True).render(body)
+        lanes, limit = points_along(
+            prefix, size, lambda p: {**fixed, **flat_values(prefix, (size,), p)}, vector
+        )
+        found = self.builder.compute(body, lanes, branches=True)
         guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
-        code, guard = result.widen(len(lanes)), all_of(guards)
-        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        return replace(found, guard=all_of(guards))
 
-    def of_row(self, body: Scalar | None, rows: Expr) -> LoadFunction | None:
+    def of_row(self, body: Scalar | None, rows: Expr) -> Computed | None:
         """The load function of a scalar per row, at the symbol m; None without a scalar."""
         if body is None:
             return None
         fixed = {**self.batch, **flat_values("m", (rows,), iteration("m", rows))}
-        scope = Scope()
-        result = self.builder.renderer([fixed], scope, branches=True).render(body)
-        return LoadFunction(1, scope.lines, result.code, "", body.dtype.compute)
+        return self.builder.compute(body, [fixed], branches=True)
 
     def _exceeded(
         self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
@@ -261,24 +252,3 @@ def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol
         (at,) = lane_addresses(buffer, index, [{**batch, **rows}])
         stores.append(f"{store}({builder.index(at)}, {name});")
     return f"if (m < {builder.index(queries)}) {{ {' '.join(stores)} }}"
-
-
-def _store(
-    builder: KernelBuilder, group: AnchorGroup, node: Attention, batch: dict[Symbol, Expr]
-) -> Store:
-    """Stores of four neighbouring elements of a head where memory allows, else of one."""
-    _, _, queries, _, _, size = node.sizes
-    members = anchor_members([group], builder.buffers)
-    fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
-    lanes: Lanes = []
-    limit = size
-    if is_multiple_of(size, VECTOR):
-        quad = iteration("d", size // VECTOR)
-        lanes = [{**fixed, **flat_values("d", (size,), quad * VECTOR + x)} for x in range(VECTOR)]
-        limit = size // VECTOR
-    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
-        lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
-        limit = size
-    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
-    guard = all_of([f"m < {builder.index(queries)}", f"d < {builder.index(limit)}"])
-    return Store(len(lanes), lines, guard)

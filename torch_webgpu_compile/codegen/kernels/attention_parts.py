@@ -14,8 +14,8 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention_tilings import AttentionPartsTiling
-from .attention_kernel import LoadFunction, LoadFunctionMaker, scale_inputs
-from .builder import KernelBuilder
+from .attention_kernel import LoadFunctionMaker, scale_inputs
+from .builder import Computed, KernelBuilder
 
 
 class NewRow(NamedTuple):
@@ -26,8 +26,8 @@ class NewRow(NamedTuple):
         row: what to load instead.
     """
 
-    condition: LoadFunction
-    row: LoadFunction
+    condition: Computed
+    row: Computed
 
 
 def generate_attention_parts(
@@ -96,7 +96,7 @@ def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Ex
 
 def _operands(
     make: LoadFunctionMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
-) -> tuple[LoadFunction, NewRow | None]:
+) -> tuple[Computed, NewRow | None]:
     """An operand, and apart from it the choice of a new row: its branch would hold up the loads
     after it, of which an invocation has many in flight."""
     if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):

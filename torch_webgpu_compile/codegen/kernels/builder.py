@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import UnsupportedOp
-from ...ir.access import VECTOR, are_aligned_neighbours, lane_addresses
+from ...ir.access import VECTOR, Lanes, are_aligned_neighbours, lane_addresses
 from ...ir.buffers import Buffer
 from ...ir.graph import Member
 from ...ir.rows import WorkgroupArray
+from ...ir.scalar import Scalar
 from ...ir.spaces import Origin
 from ...plan.model import Kernel, KernelCall, Parameter
 from ...plan.numbers import HostNumber
@@ -59,6 +60,22 @@ class KernelBody:
     template: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Statements, and the value after them: at one point, or at four neighbouring ones.
+
+    Attributes:
+        guard: the condition in WGSL under which there are such points; "" for always.
+        type: of an element, in WGSL.
+    """
+
+    lanes: int
+    lines: list[str]
+    result: str
+    guard: str
+    type: str
+
+
 @dataclass
 class KernelBuilder:
     """Collects bindings, parameters and names while a kernel is rendered."""
@@ -98,6 +115,15 @@ class KernelBuilder:
     ) -> Renderer:
         """A `Renderer` that writes into this kernel."""
         return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
+
+    def compute(
+        self, body: Scalar, lanes: Lanes, guard: str = "", branches: bool = False
+    ) -> Computed:
+        """A scalar at these points, by itself. ``branches``: see `Renderer`."""
+        scope = Scope()
+        value = self.renderer(lanes, scope, branches=branches).render(body)
+        count = len(lanes)
+        return Computed(count, scope.lines, value.widen(count), guard, body.dtype.compute)
 
     def store(
         self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]

@@ -28,7 +28,6 @@ from ..tilings.contraction import (
 )
 from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_halves
 from ..tilings.units import BFLOAT16_PASSES, MOST_MISSED, UnitsTiling, dialect_of
-from ..values import Scope
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder
 from .epilogue import Store, render_epilogue
@@ -240,10 +239,9 @@ class _ProductKernel:
     ) -> dict[str, Any]:
         count = product(sizes)
         batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
-        scope = Scope()
         point = {**batch, **flat_values(prefix, sizes, iteration(prefix, count))}
-        value = self.builder.renderer([point], scope).render(shift)
-        return {"count": self.builder.index(count), "lines": scope.lines, "result": value.code}
+        load = self.builder.compute(shift, [point])
+        return {"count": self.builder.index(count), "load": load}
 
     def _load(
         self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str

@@ -21,7 +21,6 @@ from ...symbolic.sizes import (
     product,
 )
 from ...target import Target
-from ..values import Scope
 from .builder import KernelBuilder, declaration
 
 _SHARE = 4  # elements of an invocation, for which it waits for the others once in a step
@@ -88,9 +87,8 @@ def generate_factorization(
     if node.pivots is None:  # what is above the diagonal is that below
         row, column = iteration("larger", rows), iteration("smaller", columns)
     symbols = (*numbered("b", node.batch), *numbered("m", (rows,)), *numbered("n", (columns,)))
-    scope = Scope()
     place = dict(zip(symbols, (*lead, row, column), strict=True))
-    element = builder.renderer([place], scope).render(node.matrix).code
+    element = builder.compute(node.matrix, [place])
 
     def stored(name: str, index: Sequence[Expr], value: str) -> str:
         buffer = buffers[name]
@@ -122,7 +120,7 @@ def generate_factorization(
             "strides": [builder.index(stride) for stride in output.strides[-2:]],
             "type": dtype.compute,
             "bits": bits,
-            "element": {"lines": scope.lines, "value": element},
+            "element": element,
             "pivots": node.pivots and stored(node.pivots, [*lead, step], "other + 1"),
             "info": stored(node.info, lead, "info"),
         },

@@ -30,16 +30,8 @@ from ..tilings.fourier import PADDING, FourierTiling
 from ..values import Scope, Text
 from ..wgsl.buffer_access import PAIR
 from ..wgsl.scalars import Renderer
-from .builder import KernelBuilder, fold_grid
+from .builder import Computed, KernelBuilder, fold_grid
 from .butterflies import butterfly
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedNumber:
-    """Statements of a load function, and its result, a pair."""
-
-    lines: list[str]
-    result: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +87,14 @@ def generate_fourier(
 
 def _load(
     builder: KernelBuilder, parts: Sequence[Scalar | None], at: dict[Symbol, Expr]
-) -> LoadedNumber:
+) -> Computed:
     bodies = [part for part in parts if part is not None]
     scope = Scope()
     renderer = builder.renderer([at], scope)
     _load_pairs(builder, renderer, bodies)
     codes = [renderer.render(body).code for body in bodies]
     codes += ["0.0f"] * (len(parts) - len(bodies))
-    return LoadedNumber(scope.lines, f"vec2<f32>({', '.join(codes)})")
+    return Computed(1, scope.lines, f"vec2<f32>({', '.join(codes)})", "", "vec2<f32>")
 
 
 def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Scalar]) -> None:

@@ -146,10 +146,8 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     }
     words, steps, turns = [], 0, 0
     for body, bits in zip(node.words, node.bits, strict=True):
-        scope = Scope()
-        value = builder.renderer([at], scope).render(body).code
         end = steps + -(-bits // _STEP_BITS)
-        words.append({"first": steps, "end": end, "lines": scope.lines, "value": value})
+        words.append({"first": steps, "end": end, "key": builder.compute(body, [at])})
         turns |= sum(1 << step for step in range(steps, end, _KEY_BITS // _STEP_BITS))
         steps = end
     most_rows = tile.size // shortest

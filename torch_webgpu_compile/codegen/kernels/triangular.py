@@ -18,8 +18,7 @@ from ...symbolic.sizes import (
     product,
 )
 from ...target import Target
-from ..values import Scope
-from .builder import KernelBuilder
+from .builder import Computed, KernelBuilder
 
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
 _FEWEST = 32  # invocations of a workgroup: GPUs run so many at a time, whatever they are for
@@ -52,13 +51,8 @@ def generate_triangular_solve(
     at_batch: dict[Symbol, Expr] = dict(zip(outer, lead, strict=True))
     (m,), (k,), (n,) = (numbered(p, (s,)) for p, s in (("m", rows), ("k", rows), ("n", columns)))
 
-    def code(body: Scalar, **at: Expr) -> dict[str, object]:
-        """Statements, and the value after them."""
-        scope = Scope()
-        symbols = {"m": m, "k": k, "n": n}
-        place = at_batch | {symbols[name]: expr for name, expr in at.items()}
-        value = builder.renderer([place], scope).render(body).code
-        return {"lines": scope.lines, "value": value}
+    def computed(body: Scalar, at: dict[Symbol, Expr]) -> Computed:
+        return builder.compute(body, [at_batch | at])
 
     def address(line: Expr) -> str:
         return builder.index(linearize([*lead, line, column], output.strides) + output.offset)
@@ -76,9 +70,9 @@ def generate_triangular_solve(
             "at_row": address(row),
             "at_step": address(step),
             "type": output.dtype.compute,
-            "rhs": code(node.rhs, m=row, n=column),
-            "factor": code(node.matrix, m=row, k=step),
-            "diagonal": None if node.unit else code(node.matrix, m=step, k=step),
+            "rhs": computed(node.rhs, {m: row, n: column}),
+            "factor": computed(node.matrix, {m: row, k: step}),
+            "diagonal": None if node.unit else computed(node.matrix, {m: step, k: step}),
         },
         workgroup_size=workgroup,
         workgroups=total,
