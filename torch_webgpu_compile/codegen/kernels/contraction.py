@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ... import dtypes
 from ...ir.access import VECTOR, flat_values, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, products_of, store_lanes
 from ...ir.buffers import Buffer
@@ -26,7 +25,7 @@ from ..tilings.contraction import (
     has_shifts,
     shifted,
 )
-from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_halves
+from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling
 from ..tilings.units import BFLOAT16_PASSES, MOST_MISSED, UnitsTiling, dialect_of
 from ..wgsl.literals import zero_of
 from .builder import KernelBuilder
@@ -78,10 +77,8 @@ class _ProductKernel:
 
     def tiled(self, tiling: MatmulTiling) -> KernelCall:
         """The kernel in which invocations multiply tiles."""
-        problem, target = self.problem, self.builder.target
-        halves = keeps_halves(tiling, problem, target)
-        itemsize = dtypes.float16.itemsize if halves else problem.itemsize
-        nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
+        problem = self.problem
+        nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
         return self._finish(
             "matmul",
             (tiling.rows, problem.columns_of(tiling), tiling.depth),
@@ -89,13 +86,12 @@ class _ProductKernel:
             {
                 "tiling": tiling,
                 "columns": problem.columns_of(tiling),
-                "memory_size": nbytes // (VECTOR * itemsize),
+                "memory_size": nbytes // (VECTOR * problem.itemsize),
                 "small_from": len(self.stored),
             },
             tiling.workgroup,
             nbytes,
             _iterations(self.inner, tiling),
-            element="f16" if halves else "",
         )
 
     def in_units(self, tiling: UnitsTiling) -> KernelCall:
