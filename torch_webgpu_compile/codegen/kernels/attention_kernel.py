@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,14 +117,11 @@ class _AttentionKernel:
         key = make(node.key, ("n", keys), ("k", head))
         value = make(node.value, ("n", keys), ("d", value_head))
         vector = isinstance(tiling, AttentionTiling)
+        bodies = {"bias": node.bias, "replaced": node.replaced}
+        bodies |= {"kept": node.kept, "score_mod": node.score_mod}
         pairs = {
             name: None if body is None else make(body, ("m", queries), ("n", keys), vector)
-            for name, body in (
-                ("bias", node.bias),
-                ("replaced", node.replaced),
-                ("kept", node.kept),
-                ("score_mod", node.score_mod),
-            )
+            for name, body in bodies.items()
         }
         tiles = ceildiv(queries, tiling.queries)
         total = batch * heads * tiles
@@ -206,8 +202,14 @@ class LoadFunctionMaker:
         lanes, limit = points_along(
             prefix, size, lambda p: {**fixed, **flat_values(prefix, (size,), p)}, vector
         )
-        found = self.builder.compute(body, lanes, branches=True)
-        guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
+        found, tiling = self.builder.compute(body, lanes, branches=True), self.tiling
+        exceeded: list[tuple[str, Expr]] = []  # that a coordinate may pass
+        row = size if name == "n" else None
+        if tiling is None or not tiling.stays_within(name, count, row):
+            exceeded.append((name, count))
+        if tiling is None or not tiling.stays_within(prefix, size):
+            exceeded.append((prefix, limit))
+        guards = [f"{n} < {self.builder.index(end)}" for n, end in exceeded]
         return replace(found, guard=all_of(guards))
 
     def of_row(self, body: Scalar | None, rows: Expr) -> Computed | None:
@@ -216,22 +218,6 @@ class LoadFunctionMaker:
             return None
         fixed = {**self.batch, **flat_values("m", (rows,), iteration("m", rows))}
         return self.builder.compute(body, [fixed], branches=True)
-
-    def _exceeded(
-        self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
-    ) -> Iterator[tuple[str, Expr]]:
-        """The coordinates that may pass their end, with that end: all of an unknown tiling."""
-        tiling = self.tiling
-        name, count = outer
-        prefix, size = inner
-        if tiling is None:
-            yield name, count
-            yield prefix, limit
-            return
-        if not tiling.stays_within(name, count, size if name == "n" else None):
-            yield name, count
-        if not tiling.stays_within(prefix, size):
-            yield prefix, limit
 
 
 def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:

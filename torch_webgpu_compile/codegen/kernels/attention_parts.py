@@ -47,13 +47,10 @@ def generate_attention_parts(
     key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
     value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
     query = make(node.query, ("m", queries), ("k", head))
+    bodies = {"bias": node.bias, "replaced": node.replaced, "score_mod": node.score_mod}
     pairs = {
         name: None if body is None else make(body, ("m", queries), ("n", keys), vector=False)
-        for name, body in (
-            ("bias", node.bias),
-            ("replaced", node.replaced),
-            ("score_mod", node.score_mod),
-        )
+        for name, body in bodies.items()
     }
     return builder.finish(
         "attention",

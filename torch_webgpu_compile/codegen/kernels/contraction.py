@@ -174,17 +174,8 @@ class _ProductKernel:
         rows, columns, depth = tile
         dtype = nodes[0].lhs.dtype
         element = element or ("u32" if problem.factor in BYTES else dtype.compute)
-        # An operand that all siblings share is loaded by one function for all.
-        one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
-        one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
-        lhs = [
-            self._load(node, "lhs", rows, depth, runs[0], element)
-            for node in (nodes[:1] if one_lhs else nodes)
-        ]
-        rhs = [
-            self._load(node, "rhs", columns, depth, runs[1], element)
-            for node in (nodes[:1] if one_rhs else nodes)
-        ]
+        lhs = self._loads("lhs", rows, depth, runs[0], element)
+        rhs = self._loads("rhs", columns, depth, runs[1], element)
         shapes = [
             (product(node.rows), product(node.columns))
             for node in (contraction_of(together[0]) for together in self.stored)
@@ -239,17 +230,21 @@ class _ProductKernel:
         load = self.builder.compute(shift, [point])
         return {"count": self.builder.index(count), "load": load}
 
-    def _load(
-        self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str
-    ) -> TileLoad:
-        """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
+    def _loads(self, side: str, tile: int, depth: int, run: int, element: str) -> list[TileLoad]:
+        """How the operands of a side, "lhs" or "rhs", are loaded in tiles of these sizes."""
+        builder, problem = self.builder, self.problem
         if side == "lhs":
-            body, axis, outer = node.lhs, self.problem.lhs, ("m", node.rows)
+            axis, given = problem.lhs, [(n.lhs, ("m", n.rows)) for n in self.nodes]
         else:
-            body, axis, outer = node.rhs, self.problem.rhs, ("n", node.columns)
-        if self.problem.factor in BYTES:
-            return load_words(self.builder, node, body, axis, outer, tile, depth)
-        return load_operand(self.builder, node, body, axis, outer, tile, depth, run, element)
+            axis, given = problem.rhs, [(n.rhs, ("n", n.columns)) for n in self.nodes]
+        # An operand that all siblings share is loaded by one function for all.
+        if len({*given}) == 1 and not (side == "rhs" and problem.paired):
+            given = given[:1]
+        found = zip(self.nodes, given, strict=False)
+        if problem.factor in BYTES:
+            return [load_words(builder, node, *one, axis, tile, depth) for node, one in found]
+        rest = axis, tile, depth, run, element
+        return [load_operand(builder, node, *one, *rest) for node, one in found]
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:

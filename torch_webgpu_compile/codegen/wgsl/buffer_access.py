@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...dtypes import DType, Kind, int64_in_words
 from ...ir.access import ACCESS_NBYTES, VECTOR
@@ -185,25 +186,17 @@ def _load4(dtype: DType, x: str, element: str) -> list[str]:
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
 
-def _words(dtype: DType, x: str, element: str) -> list[str]:
-    """Four words as they are, of a dtype that is packed in words."""
-    if element.startswith("vec4"):
+def _words(count: int, dtype: DType, x: str, element: str) -> list[str]:
+    """So many words as they are, of a dtype that is packed in words."""
+    if element.startswith(f"vec{count}"):
         return [f"  return {x}[i];"]
-    words = [_word(x, element, f"4 * i + {k}") for k in range(VECTOR)]
-    return [f"  return vec4<u32>({', '.join(words)});"]
+    words = [_word(x, element, f"{count} * i + {k}") for k in range(count)]
+    return [f"  return vec{count}<u32>({', '.join(words)});"]
 
 
 def _whole_word(dtype: DType, x: str, element: str) -> list[str]:
     """A word as it is, of a dtype that is packed in words."""
     return [f"  return {_word(x, element, 'i')};"]
-
-
-def _pairs(dtype: DType, x: str, element: str) -> list[str]:
-    """Two words as they are, of a dtype that is packed in words."""
-    if element.startswith("vec2"):
-        return [f"  return {x}[i];"]
-    words = [_word(x, element, f"2 * i + {k}") for k in range(PAIR)]
-    return [f"  return vec2<u32>({', '.join(words)});"]
 
 
 def _word(x: str, element: str, at: str) -> str:
@@ -288,9 +281,9 @@ _BODIES = {
     "load": _load,
     "load2": _load2,
     "load4": _load4,
-    "words": _words,
+    "words": partial(_words, VECTOR),
     "word": _whole_word,
-    "pairs": _pairs,
+    "pairs": partial(_words, PAIR),
     "store": _store,
     "store2": _store2,
     "store4": _store4,
