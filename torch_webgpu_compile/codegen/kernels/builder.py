@@ -25,6 +25,7 @@ from ...symbolic.sizes import (
     atom_expr,
     ceildiv,
     floordiv,
+    linearize,
     upper_bound,
 )
 from ...target import Target
@@ -101,6 +102,19 @@ class KernelBuilder:
     def index(self, expr: Expr) -> str:
         """An index or size expression in WGSL."""
         return render_index(expr, self.name_of)
+
+    def address(self, buffer: str, index: Sequence[Expr]) -> str:
+        """The address of an element of a buffer in WGSL."""
+        found = self.buffers[buffer]
+        return self.index(linearize(index, found.strides) + found.offset)
+
+    def load_element(self, buffer: str, index: Sequence[Expr]) -> str:
+        """An element of a buffer as an expression."""
+        return f"{self.bindings.function(buffer, 'load')}({self.address(buffer, index)})"
+
+    def store_element(self, buffer: str, index: Sequence[Expr], value: str) -> str:
+        """The statement that stores an element."""
+        return f"{self.bindings.function(buffer, 'store')}({self.address(buffer, index)}, {value});"
 
     def trips(self, count: Expr) -> str:
         """How often a loop runs in WGSL.

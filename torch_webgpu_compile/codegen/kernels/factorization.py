@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
@@ -90,11 +89,6 @@ def generate_factorization(
     place = dict(zip(symbols, (*lead, row, column), strict=True))
     element = builder.compute(node.matrix, [place])
 
-    def stored(name: str, index: Sequence[Expr], value: str) -> str:
-        buffer = buffers[name]
-        address = builder.index(linearize(index, buffer.strides) + buffer.offset)
-        return f"{builder.bindings.function(name, 'store')}({address}, {value});"
-
     bits = _BITS[dtype.itemsize]
     arrays = {
         "found_size": WorkgroupArray(bits["type"], tiling.searchers, dtype.itemsize),
@@ -121,8 +115,9 @@ def generate_factorization(
             "type": dtype.compute,
             "bits": bits,
             "element": element,
-            "pivots": node.pivots and stored(node.pivots, [*lead, step], "other + 1"),
-            "info": stored(node.info, lead, "info"),
+            "pivots": node.pivots
+            and builder.store_element(node.pivots, [*lead, step], "other + 1"),
+            "info": builder.store_element(node.info, lead, "info"),
         },
         workgroup_size=tiling.workgroup,
         workgroups=total,

@@ -28,7 +28,6 @@ from ...symbolic.sizes import (
     delinearize,
     floordiv,
     iteration,
-    linearize,
     product,
     value_range,
 )
@@ -100,23 +99,15 @@ class RowRenderer:
 
     def address(self, name: str, *index: Expr) -> str:
         """The address of an element of a buffer in the row."""
-        return _address(self.builder, name, [*self.lead, *index])
+        return self.builder.address(name, [*self.lead, *index])
 
+    def load(self, name: str, *index: Expr) -> str:
+        """The element of a buffer that a kernel takes whole."""
+        return self.builder.load_element(name, [*self.lead, *index])
 
-def _address(builder: KernelBuilder, name: str, index: Sequence[Expr]) -> str:
-    buffer = builder.buffers[name]
-    return builder.index(linearize(index, buffer.strides) + buffer.offset)
-
-
-def load_code(rows: RowRenderer, name: str, *index: Expr) -> str:
-    """The element of a buffer that a kernel takes whole."""
-    return f"{rows.builder.bindings.function(name, 'load')}({rows.address(name, *index)})"
-
-
-def store_code(rows: RowRenderer, name: str, value: str, *index: Expr) -> str:
-    """The statement that stores an element."""
-    store = rows.builder.bindings.function(name, "store")
-    return f"{store}({rows.address(name, *index)}, {value});"
+    def store(self, name: str, value: str, *index: Expr) -> str:
+        """The statement that stores an element."""
+        return self.builder.store_element(name, [*self.lead, *index], value)
 
 
 def taken_together(body: Scalar) -> int:
@@ -171,8 +162,7 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
             "turns": turns | 1 << steps | 1 << steps + row_steps,
             "payloads": scope.lines,
             "stores": [
-                f"{builder.bindings.function(name, 'store')}"
-                f"({_address(builder, name, place)}, {code});"
+                builder.store_element(name, place, code)
                 for name, code in zip(outputs_of(node), payloads, strict=True)
             ],
         },
@@ -209,11 +199,11 @@ def generate_digit_scatter(
             "halves": 1 if _is_short(node.bits) else 2,
             "outside": rows.outside.lines,
             "digit": {"lines": digit, "value": value},
-            "totals": load_code(rows, node.totals, bin),
-            "before": load_code(rows, node.before, part, bin),
+            "totals": rows.load(node.totals, bin),
+            "before": rows.load(node.before, part, bin),
             "payloads": payloads,
             "stores": [
-                store_code(rows, name, code, target_place)
+                rows.store(name, code, target_place)
                 for name, code in zip(outputs_of(node), moved, strict=True)
             ],
         },
@@ -250,7 +240,7 @@ def generate_digit_counts(
             "names": names,
             "digits": digits,
             "values": values,
-            "store": store_code(rows, node.output, "counted", part, bin),
+            "store": rows.store(node.output, "counted", part, bin),
         },
         workgroup_size=WORKGROUP,
         workgroups=total,
@@ -276,9 +266,9 @@ def generate_part_sums(node: PartSums, buffers: dict[str, Buffer], target: Targe
             "total": builder.index(total),
             "shares": shares,
             "parts": builder.index(node.parts),
-            "count": load_code(rows, node.counts, part, bin),
-            "store": store_code(rows, node.before, "before", part, bin),
-            "store_total": store_code(rows, node.totals, "carried", bin),
+            "count": rows.load(node.counts, part, bin),
+            "store": rows.store(node.before, "before", part, bin),
+            "store_total": rows.store(node.totals, "carried", bin),
         },
         workgroup_size=WORKGROUP,
         workgroups=total,

@@ -13,7 +13,6 @@ from ...symbolic.sizes import (
     ceildiv,
     delinearize,
     iteration,
-    linearize,
     power_of_two_at_least,
     product,
 )
@@ -54,9 +53,6 @@ def generate_triangular_solve(
     def computed(body: Scalar, at: dict[Symbol, Expr]) -> Computed:
         return builder.compute(body, [at_batch | at])
 
-    def address(line: Expr) -> str:
-        return builder.index(linearize([*lead, line, column], output.strides) + output.offset)
-
     return builder.finish(
         "triangular_solve",
         {
@@ -67,8 +63,8 @@ def generate_triangular_solve(
             "total": builder.index(total),
             "load": builder.bindings.function(node.output, "load"),
             "store": builder.bindings.function(node.output, "store"),
-            "at_row": address(row),
-            "at_step": address(step),
+            "at_row": builder.address(node.output, [*lead, row, column]),
+            "at_step": builder.address(node.output, [*lead, step, column]),
             "type": output.dtype.compute,
             "rhs": computed(node.rhs, {m: row, n: column}),
             "factor": computed(node.matrix, {m: row, k: step}),
