@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...ir.access import flat_values, is_multiple_of
 from ...ir.buffers import Buffer
@@ -199,27 +199,25 @@ def _stages(node: Fourier, tiling: FourierTiling, checked: bool) -> list[Stage]:
     return stages
 
 
+@dataclass
 class _StageWriter:
     """The statements of one stage: butterfly b of an invocation t is t, t + threads, …"""
 
-    def __init__(
-        self,
-        node: Fourier,
-        tiling: FourierTiling,
-        checked: bool,
-        number: int,
-        before: int,
-        offset: int,
-    ) -> None:
-        self.node, self.tiling, self.checked = node, tiling, checked
-        self.number, self.before, self.offset = number, before, offset
-        self.radix = node.radices[number]
-        self.butterflies = node.length // self.radix
-        self.is_first, self.is_last = number == 0, number == len(node.radices) - 1
+    node: Fourier
+    tiling: FourierTiling
+    checked: bool
+    number: int
+    before: int
+    offset: int
+    lines: list[str] = field(default_factory=list)
+    names: int = 0
+
+    def __post_init__(self) -> None:
+        self.radix = self.node.radices[self.number]
+        self.butterflies = self.node.length // self.radix
+        self.is_first, self.is_last = self.number == 0, self.number == len(self.node.radices) - 1
         # Which elements an invocation takes changes where others wait for none of them.
         self.side = "store" if self.is_last and not self.is_first else "load"
-        self.lines: list[str] = []
-        self.names = 0
 
     def stage(self) -> Stage:
         """All butterflies, then all their results."""

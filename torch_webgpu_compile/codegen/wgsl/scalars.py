@@ -7,6 +7,7 @@ value that is equal in all four lanes is computed once as a scalar.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from ... import dtypes
@@ -66,52 +67,44 @@ from .op_table import WRAPPING, op_row
 from .storage import Bindings
 
 
+@dataclass(eq=False)
 class Renderer:
     """Renders scalars at one point (or four neighbouring points) of an iteration space.
 
-    Args:
+    Attributes:
         bindings: records buffer accesses.
         names: gives unique names within the kernel.
         name_of: the WGSL names of kernel-level index symbols and of sizes.
         lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
-            symbols. member: gives the value of a buffer computed in this kernel, or None to load it
-            from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
-            None. outer: a renderer of an enclosing scope (a row around its elements), or None.
-            belongs_outside: whether a node has one value in the whole enclosing scope. branches:
-            whether a choice between memories is a branch, for one that seldom goes the first way.
-            wide: the scope, around this one and others, of accesses that serve several of them;
-            None where each loads for itself.
+            symbols.
+        member: gives the value of a buffer computed in this kernel, or None to load it from memory.
+        predicate: a scalar bool expression guarding every load (tail of a row), or None.
+        outer: a renderer of an enclosing scope (a row around its elements), or None.
+        belongs_outside: whether a node has one value in the whole enclosing scope.
+        branches: whether a choice between memories is a branch, for one that seldom goes the first
+            way.
+        wide: the scope, around this one and others, of accesses that serve several of them; None
+            where each loads for itself.
     """
 
-    def __init__(
-        self,
-        bindings: Bindings,
-        names: UniqueNames,
-        name_of: NameOf,
-        lanes: Sequence[Mapping[Symbol, Expr]],
-        scope: Scope,
-        member: Callable[[Load], Text | None] = lambda load: None,
-        predicate: str | None = None,
-        outer: Renderer | None = None,
-        belongs_outside: Callable[[Scalar], bool] = lambda node: False,
-        branches: bool = False,
-        wide: Scope | None = None,
-    ) -> None:
-        self.bindings = bindings
-        self.in_wgsl = bindings.target.in_wgsl
+    bindings: Bindings
+    names: UniqueNames
+    name_of: NameOf
+    lanes: Sequence[Mapping[Symbol, Expr]]
+    scope: Scope
+    member: Callable[[Load], Text | None] = lambda load: None
+    predicate: InitVar[str | None] = None
+    outer: Renderer | None = None
+    belongs_outside: Callable[[Scalar], bool] = lambda node: False
+    branches: bool = False
+    wide: Scope | None = None
+    masked: int = field(default=0, init=False)
+    _prepared: set[Scalar] = field(default_factory=set, init=False)
+
+    def __post_init__(self, predicate: str | None) -> None:
+        self.in_wgsl = self.bindings.target.in_wgsl
         self.int64 = self.in_wgsl(dtypes.int64)
-        self.names = names
-        self.name_of = name_of
-        self.lanes = lanes
-        self.scope = scope
-        self.member = member
-        self.outer = outer
-        self.belongs_outside = belongs_outside
-        self.branches = branches
-        self.wide = wide
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
-        self.masked = 0
-        self._prepared: set[Scalar] = set()
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
