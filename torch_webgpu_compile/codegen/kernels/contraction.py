@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from ...ir.access import VECTOR, flat_values, is_multiple_of
@@ -13,7 +12,6 @@ from ...ir.factors import BYTES
 from ...ir.graph import AnchorGroup, ContractionGroup
 from ...ir.nodes import Contraction
 from ...ir.scalar import Scalar
-from ...ir.spaces import Origin
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
 from ...target import Target
@@ -180,7 +178,7 @@ class _ProductKernel:
             (product(node.rows), product(node.columns))
             for node in (contraction_of(together[0]) for together in self.stored)
         ]
-        regions = _regions(builder, self.batch, shapes, (rows, columns), divided)
+        regions, workgroups = _regions(builder, self.batch, shapes, (rows, columns), divided)
         results = sum((product((*n.rows, *n.columns)) for n in nodes), ZERO)
         return builder.finish(
             "matmul",
@@ -194,12 +192,16 @@ class _ProductKernel:
                 "lhs": lhs,
                 "rhs": rhs,
                 "stores": [_store(builder, together, rows, columns) for together in self.stored],
-                "regions": [region.shown for region in regions],
+                "regions": regions,
                 "inner_count": builder.index(self.inner),
             },
             workgroup_size=workgroup,
-            workgroups=ceildiv(regions[-1].end, tiles_at_once),
-            origins=_origins(self.parts),
+            workgroups=ceildiv(workgroups, tiles_at_once),
+            origins=[
+                origin
+                for part in self.parts
+                for origin in (*part.anchor.origins, *group_origins(part.epilogue))
+            ],
             flops=ZERO if tiles_at_once > 1 else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
@@ -243,8 +245,10 @@ class _ProductKernel:
         found = zip(self.nodes, given, strict=False)
         if problem.factor in BYTES:
             return [load_words(builder, node, *one, axis, tile, depth) for node, one in found]
-        rest = axis, tile, depth, run, element
-        return [load_operand(builder, node, *one, *rest) for node, one in found]
+        return [
+            load_operand(builder, node, *one, axis, tile, depth, run, element)
+            for node, one in found
+        ]
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
@@ -255,38 +259,28 @@ def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
     return (ceildiv(inner, depth) + 1) * (in_tile + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Tiles of one size in one product.
-
-    Attributes:
-        end: the number of the first workgroup behind it.
-        shown: what the template is told.
-    """
-
-    end: Expr
-    shown: Mapping[str, str | int]
-
-
 def _regions(
     builder: KernelBuilder,
     batch: Expr,
     shapes: Sequence[tuple[Expr, Expr]],
     tile: tuple[int, int],
     divided: MatmulTiling | None,
-) -> list[Region]:
-    """Every product in tiles of so many rows and columns; then what is left of it in small ones.
+) -> tuple[list[dict[str, str | int]], Expr]:
+    """Regions, tiles of one size in one product, for the template, and the workgroups of all.
 
-    ``divided``: the tiling, where something is left.
+    They are every product in tiles of so many rows and columns, and then what is left of it in
+    small ones. ``divided``: the tiling, where something is left.
     """
     rows, columns = tile
-    found: list[Region] = []
+    found: list[dict[str, str | int]] = []
+    end = ZERO
 
     def add(part: int, tiles_m: Expr, tiles_n: Expr, first: Expr) -> None:
-        end = (found[-1].end if found else ZERO) + batch * tiles_m * tiles_n
+        nonlocal end
+        end = end + batch * tiles_m * tiles_n
         counts = {"tiles_m": tiles_m, "tiles_n": tiles_n, "first_column": first, "end": end}
         shown = {name: builder.index(value) for name, value in counts.items()}
-        found.append(Region(end, {"part": part, **shown}))
+        found.append({"part": part, **shown})
 
     large = [ceildiv(width, columns) for _, width in shapes]
     if divided is not None:
@@ -298,13 +292,7 @@ def _regions(
         for part, (height, width) in enumerate(shapes):
             first = large[part] * columns
             add(part, ceildiv(height, small.rows), ceildiv(width - first, small.columns), first)
-    return found
-
-
-def _origins(parts: Sequence[AnchorGroup]) -> list[Origin]:
-    return [
-        origin for part in parts for origin in (*part.anchor.origins, *group_origins(part.epilogue))
-    ]
+    return found, end
 
 
 def _store(

@@ -34,16 +34,6 @@ from .builder import Computed, KernelBuilder, fold_grid
 from .butterflies import butterfly
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """See ``templates/fourier.wgsl.jinja``."""
-
-    read: list[str]
-    write: list[str]
-    reads: bool
-    writes: bool
-
-
 def generate_fourier(
     node: Fourier, buffers: dict[str, Buffer], target: Target, tiling: FourierTiling
 ) -> KernelCall:
@@ -187,7 +177,10 @@ def _guarded(
 # -- stages ----------------------------------------------------------------------------------------
 
 
-def _stages(node: Fourier, tiling: FourierTiling, checked: bool) -> list[Stage]:
+def _stages(
+    node: Fourier, tiling: FourierTiling, checked: bool
+) -> list[tuple[list[str], list[str]]]:
+    """See ``templates/fourier.wgsl.jinja``."""
     stages = []
     before = 1
     offset = -node.radices[0] + 1  # the first stage has no roots in the table
@@ -219,8 +212,8 @@ class _StageWriter:
         # Which elements an invocation takes changes where others wait for none of them.
         self.side = "store" if self.is_last and not self.is_first else "load"
 
-    def stage(self) -> Stage:
-        """All butterflies, then all their results."""
+    def stage(self) -> tuple[list[str], list[str]]:
+        """Statements for all butterflies, and those for all their results."""
         written: list[str] = []
         threads = self.tiling.threads
         for slot in range(-(-self.butterflies // threads)):
@@ -233,7 +226,7 @@ class _StageWriter:
             self.lines.append(f"let {b} = {code};")
             guards = [f"{b}_wanted < {self.butterflies}"] if over else []
             written += self._slot(b, guards)
-        return Stage(self.lines, written, not self.is_first, not self.is_last)
+        return self.lines, written
 
     def _slot(self, b: str, guards: list[str]) -> list[str]:
         j = b

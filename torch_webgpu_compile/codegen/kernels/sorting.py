@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
@@ -131,7 +131,7 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     several = tile.share == 1 and 2 * shortest <= tile.size
     lead = delinearize(iteration("row", rows), node.ranges)
     (element,) = numbered("j", (node.length,))
-    at: Mapping[Symbol, Expr] = {
+    at: dict[Symbol, Expr] = {
         **dict(zip(numbered("i", node.ranges), lead, strict=True)),
         element: iteration("place", node.length),
     }

@@ -5,7 +5,7 @@ Elements narrower than 32 bits are packed in words; vectors are one access where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -277,7 +277,7 @@ def _add(dtype: DType, x: str, element: str) -> list[str]:
     ]
 
 
-_BODIES = {
+_BODIES: dict[str, Callable[[DType, str, str], list[str]]] = {
     "load": _load,
     "load2": _load2,
     "load4": _load4,

@@ -36,8 +36,13 @@ _WORD = re.compile(r"(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 _ENTRY = "\0"
 
 
-def _entry_point(local: str, workgroup_size: int) -> str:
-    return f"@compute @workgroup_size({workgroup_size})\n{entry_point(local)}{_ENTRY}"
+def _entry_point(local: str, workgroup_size: int, total: str = "") -> str:
+    """`entry_point`, and the number ``id`` of a workgroup that is one of ``total``, where given."""
+    text = f"@compute @workgroup_size({workgroup_size})\n{entry_point(local)}{_ENTRY}"
+    if total:
+        text += "\n  let id = i32(group.y * groups.x + group.x);\n"
+        text += f"  if (id >= {total}) {{ return; }}"
+    return text
 
 
 @cache

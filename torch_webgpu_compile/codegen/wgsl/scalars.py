@@ -200,8 +200,7 @@ class Renderer:
         addresses, gathers = self._places(node)
         if not (self._is_uniform(gathers) and self._are_neighbours(node, addresses, gathers)):
             return None
-        function = self._load_function(node, "pairs", gathers)
-        return f"{function}({self._address(addresses[0] // VECTOR, gathers, 0, VECTOR)})"
+        return self._access(node, "pairs", addresses[0] // VECTOR, gathers, unit=VECTOR)
 
     def _places(self, node: Load) -> tuple[list[Expr], list[Gather]]:
         """The terms of a load's address in each lane: index expressions, and gathers from data."""
@@ -246,9 +245,8 @@ class Renderer:
                 return self._shared_load(node, addresses[0], self.wide)
             return self._scalar_load(node, addresses[0], gathers, 0)
         if uniform and self._are_neighbours(node, addresses, gathers):
-            function = self._load_function(node, "load4", gathers)
-            at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
-            return self.let(f"{function}({at})", VECTOR, node.dtype)
+            code = self._access(node, "load4", addresses[0] // VECTOR, gathers, unit=VECTOR)
+            return self.let(code, VECTOR, node.dtype)
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
         dtype = self.in_wgsl(node.dtype)
         return self.let(in_lanes(dtype, parts), VECTOR, dtype)
@@ -295,9 +293,8 @@ class Renderer:
         kind = dtype if dtype.packing == 1 else dtypes.uint32
 
         def load() -> Text:
-            function = self._load_function(node, verb, gathers)
-            at = self._address(first // width, gathers, 0, width)
-            return self.let(f"{function}({at})", VECTOR, kind)
+            code = self._access(node, verb, first // width, gathers, unit=width)
+            return self.let(code, VECTOR, kind)
 
         key = (verb, node.buffer, first, tuple(gathers), self.predicates)
         words = self._in_scope(wide, key, load)
@@ -335,21 +332,26 @@ class Renderer:
         if not are_aligned_neighbours(addresses):
             return None
         count = len(addresses)
-        function = self._load_function(node, "word" if count == VECTOR else "words", [])
-        at = self._address(addresses[0] // count, [], 0, count)
-        return self.let(f"{function}({at})", count // VECTOR, dtypes.uint32)
+        verb = "word" if count == VECTOR else "words"
+        code = self._access(node, verb, addresses[0] // count, [], unit=count)
+        return self.let(code, count // VECTOR, dtypes.uint32)
 
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
-        function = self._load_function(node, "load", gathers)
-        at = self._address(address, gathers, lane, 1)
-        return self.let(f"{function}({at})", 1, self.in_wgsl(node.dtype))
+        code = self._access(node, "load", address, gathers, lane)
+        return self.let(code, 1, self.in_wgsl(node.dtype))
 
-    def _load_function(self, node: Load, verb: str, gathers: list[Gather]) -> str:
+    def _access(
+        self,
+        node: Load,
+        verb: str,
+        affine: Expr,
+        gathers: list[Gather],
+        lane: int = 0,
+        unit: int = 1,
+    ) -> str:
+        """What an access to so many elements gives; ``affine`` counts those accesses."""
         function = self.bindings.function(node.buffer, verb)
         self.bindings.gather(node, bool(gathers))
-        return function
-
-    def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
         start = render_index(affine, self.name_of)
         code = start
         if gathers and len(affine.terms) > 1:  # what a search adds each of its positions to
@@ -367,7 +369,7 @@ class Renderer:
                 p if isinstance(p, str) else p.lane(lane) for p in self.predicates
             )
             code = f"select(0, {code}, {condition})"
-        return code
+        return f"{function}({code})"
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
