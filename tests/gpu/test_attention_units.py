@@ -27,7 +27,7 @@ from torch_webgpu_compile.codegen.tilings.attention_units import (
     attention_units_fit,
     choose_attention_units_tiling,
 )
-from torch_webgpu_compile.codegen.tilings.units import Unit, dialect_of
+from torch_webgpu_compile.codegen.tilings.units import Unit
 from torch_webgpu_compile.ir.factors import common_factor
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.scheduler import cost
@@ -133,7 +133,7 @@ def use(tiling: AttentionUnitsTiling, monkeypatch: pytest.MonkeyPatch) -> list[A
     def choose(node: Any, _target: Any) -> AttentionUnitsTiling | None:
         assert common_factor((node.query, node.key, node.value)) == "f16"
         sizes = int(node.sizes[4]), int(node.sizes[5])
-        fits = attention_units_fit(tiling, sizes, target, dialect_of(target) == "lanes")
+        fits = attention_units_fit(tiling, sizes, target)
         used.append(tiling if fits else None)
         return used[-1]
 
@@ -188,8 +188,7 @@ def use_for_gradients(
     def choose(node: Any, _target: Any) -> AttentionGradientUnitsTiling | None:
         assert common_factor((node.query, node.key, node.value, node.gradient)) == "f16"
         sizes, by_keys = (int(node.sizes[5]), int(node.sizes[6])), node.of == "keys"
-        are_kept = dialect_of(target) == "lanes"
-        fits = attention_gradient_units_fit(tiling, sizes, by_keys, target, are_kept)
+        fits = attention_gradient_units_fit(tiling, sizes, by_keys, target)
         used.append(tiling if fits else None)
         return used[-1]
 

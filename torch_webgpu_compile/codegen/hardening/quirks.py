@@ -221,7 +221,7 @@ QUIRKS: tuple[Quirk, ...] = (
         "loses them",
         _NVIDIA,
         "tests/gpu/test_transpose.py::test_dtypes",
-        where=f"{_SPELLING}: exchanged_type",
+        where="ir/access.py: workgroup_type",
     ),
     Quirk(
         "widened 32-bit integers",

@@ -69,11 +69,6 @@ def avoids_neutral(reduction: str, dtype: DType) -> bool:
     return dtype.is_integer and reduction in ("maximum", "minimum")
 
 
-def exchanged_type(compute: str) -> str:
-    """The type in workgroup memory of elements of a WGSL type: booleans are words there."""
-    return "u32" if compute == "bool" else compute
-
-
 def fast_exp(target: Target, lanes: int = 1) -> str:
     """The name of e to the a: the driver's own, or this package's if it loses NaN.
 
@@ -83,7 +78,8 @@ def fast_exp(target: Target, lanes: int = 1) -> str:
 
 
 def all_of(conditions: Sequence[str]) -> str:
-    """Their conjunction, without branches; "" of none."""
+    """Their conjunction, without branches; "" of none. One that is "" always holds."""
+    conditions = [condition for condition in conditions if condition]
     if len(conditions) <= 1:
         return "".join(conditions)
     return f"({' & '.join(f'({condition})' for condition in conditions)})"

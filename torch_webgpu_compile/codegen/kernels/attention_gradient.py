@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of
-from ...ir.anchors import store_is_vector
+from ...ir.access import VECTOR, flat_values, is_multiple_of
 from ...ir.attention_nodes import AttentionGradient
 from ...ir.buffers import Buffer
 from ...ir.graph import Member
-from ...ir.scalar import Scalar, const
+from ...ir.scalar import Index, Load, Scalar
 from ...ir.spaces import symbol_keys
 from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, Symbol, atom_expr, ceildiv, iteration, product
@@ -20,10 +19,9 @@ from ..hardening.spelling import all_of
 from ..tilings.attention_tilings import AttentionGradientTiling, gradient_work
 from ..tilings.attention_units import SHARING, AttentionGradientUnitsTiling
 from ..tilings.units import dialect_of
-from ..values import Scope, Text
-from .attention_kernel import LoadFunction, scale_inputs
-from .builder import KernelBuilder, fold_grid
-from .epilogue import Store
+from .attention_kernel import scale_inputs
+from .builder import Computed, KernelBuilder
+from .epilogue import Store, points_along, render_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Rows:
         outer: arguments of the load function before the row.
     """
 
-    operand: LoadFunction
+    operand: Computed
     name: str
     parameters: str
     outer: str
@@ -93,7 +91,7 @@ def _tiled(
     return _finish(
         node,
         make,
-        "attention_gradient.wgsl.jinja",
+        "attention_gradient",
         {"tiles": make.tiles(width, value_width)},
         tiling.workgroup_nbytes(width, value_width),
         steps * (width + value_width + tiling.walked // 2 + 6),
@@ -114,7 +112,7 @@ def _in_units(
     return _finish(
         node,
         make,
-        "attention_gradient_units.wgsl.jinja",
+        "attention_gradient_units",
         {
             "tiles": make.rows(),
             "head": widths[0],
@@ -143,7 +141,6 @@ def _finish(
     products = 2 * (head + value_head) if by_keys else 2 * head + value_head
     return builder.finish(
         "attention",
-        template,
         {
             "tiling": tiling,
             "by_keys": by_keys,
@@ -165,11 +162,12 @@ def _finish(
             **inputs,
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, builder.target),
+        workgroups=total,
         origins=node.origins,
         flops=product((batch, heads, group, queries, keys)) * 2 * products,
         workgroup_nbytes=workgroup_nbytes,
         iterations=iterations,
+        template=template,
     )
 
 
@@ -240,36 +238,33 @@ class _FunctionMaker:
             )
         return found
 
-    def row(self, body: Scalar) -> LoadFunction:
+    def row(self, body: Scalar) -> Computed:
         """A load function of b, g and m."""
-        return self._operand(body, [self.fixed], [self._guard("m")])
+        return self.builder.compute(body, [self.fixed], self._guard("m"))
 
-    def pair(self, body: Scalar) -> LoadFunction:
+    def pair(self, body: Scalar) -> Computed:
         """A load function of b, g, m and n."""
-        return self._operand(body, [self.fixed], [self._guard("m"), self._guard("n")])
+        guard = all_of([self._guard("m"), self._guard("n")])
+        return self.builder.compute(body, [self.fixed], guard)
 
-    def _vectors(self, body: Scalar, row: str, prefix: str, size: Expr) -> LoadFunction:
-        vector = is_multiple_of(size, VECTOR)
-        limit = size // VECTOR if vector else size
-        at = iteration(prefix, limit)
-        positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
-        lanes: Lanes = [{**self.fixed, **flat_values(prefix, (size,), p)} for p in positions]
+    def _vectors(self, body: Scalar, row: str, prefix: str, size: Expr) -> Computed:
+        lanes, limit = points_along(
+            prefix, size, lambda p: {**self.fixed, **flat_values(prefix, (size,), p)}
+        )
         whole = is_multiple_of(size, self.tiling.head_step)
         inside = "" if whole else f"{prefix} < {self.builder.index(limit)}"
-        return self._operand(body, lanes, [self._guard(row), inside])
-
-    def _operand(self, body: Scalar, lanes: Lanes, guards: list[str]) -> LoadFunction:
-        scope = Scope()
-        result = self.builder.renderer(lanes, scope).render(body)
-        guard = all_of([g for g in guards if g])
-        code = result.widen(len(lanes))
-        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        return self.builder.compute(body, lanes, all_of([self._guard(row), inside]))
 
     def _guard(self, row: str) -> str:
         """Whether a row is there; "" where every tile is full."""
+        limits = self._limits(row)
+        return f"{row} < {self.builder.index(limits[row])}" if limits else ""
+
+    def _limits(self, row: str) -> dict[str, Expr]:
+        """How many rows there are, unless every tile is full."""
         count = self.queries if row == "m" else self.keys
         step = self.tiling.owned if self.is_owned[row] else self.tiling.walked
-        return "" if is_multiple_of(count, step) else f"{row} < {self.builder.index(count)}"
+        return {} if is_multiple_of(count, step) else {row: count}
 
     def stores(self) -> dict[str, Store]:
         """How the sums of `OperandTile`s ``walked`` and ``walked_values`` are stored."""
@@ -278,20 +273,17 @@ class _FunctionMaker:
         return {role: self._store(output, row, size) for role, output, size in outputs}
 
     def _store(self, output: str, row: str, size: Expr) -> Store:
-        """The store of four neighbouring elements of a row where memory allows, else of one."""
-        builder = self.builder
-        dtype = builder.buffers[output].dtype
+        dtype = self.builder.buffers[output].dtype
         symbols = {symbol.name: symbol for symbol in self.fixed}
         element = iteration("e0", size)
         (last,) = symbol_keys([element])
         index = (*(atom_expr(symbols[name]) for name in row.split()), element)
-        member = Member(output, const(0, dtype), index, True)
-        limit = size // VECTOR
-        at = iteration("e", limit)
-        lanes: Lanes = [{**self.fixed, last: at * VECTOR + x} for x in range(VECTOR)]
-        if not is_multiple_of(size, VECTOR) or not store_is_vector(builder.buffers, member, lanes):
-            limit = size
-            lanes = [{**self.fixed, last: iteration("e", limit)}]
-        lines = builder.store(member, Text("value", len(lanes), dtype), lanes)
-        guards = [self._guard(row[-2]), f"e < {builder.index(limit)}"]
-        return Store(len(lanes), lines, all_of([g for g in guards if g]))
+        load = Load(output, tuple(map(Index, index)), dtype)
+        return render_store(
+            self.builder,
+            [Member(output, load, index, True)],
+            output,
+            ("e", size),
+            lambda e: {**self.fixed, last: e},
+            self._limits(row[-2]),
+        )

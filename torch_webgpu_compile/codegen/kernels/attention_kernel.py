@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...ir.access import VECTOR, Lanes, flat_values, is_multiple_of, lane_addresses
-from ...ir.anchors import anchor_members, store_is_vector
+from ...ir.access import VECTOR, flat_values, is_multiple_of, lane_addresses
+from ...ir.anchors import anchor_members
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import Buffer
 from ...ir.graph import AnchorGroup
@@ -19,25 +18,9 @@ from ..hardening.spelling import all_of
 from ..tilings.attention_tilings import AttentionTiling, attention_subgroup
 from ..tilings.attention_units import SHARING, AttentionUnitsTiling
 from ..tilings.units import dialect_of
-from ..values import Scope
-from .builder import KernelBuilder, fold_grid
-from .epilogue import Store, render_epilogue
+from .builder import Computed, KernelBuilder
+from .epilogue import Store, points_along, render_store
 from .pointwise import group_origins
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFunction:
-    """A load function of the kernel: four neighbours of the last coordinate at once, or one.
-
-    Attributes:
-        type: of an element, in WGSL: f32 or bool.
-    """
-
-    lanes: int
-    lines: list[str]
-    result: str
-    guard: str
-    type: str
 
 
 def generate_attention(
@@ -57,9 +40,7 @@ def scale_inputs(builder: KernelBuilder, scale: Scalar) -> dict[str, Any]:
     """Inputs of attention's templates for the scale: its value, and the function that loads it."""
     if isinstance(scale, Const):
         return {"scale": f"{scale.value!r}f", "given_scale": None}
-    scope = Scope()
-    value = builder.renderer([{}], scope).render(scale).code
-    return {"scale": "given_scale", "given_scale": LoadFunction(1, scope.lines, value, "", "f32")}
+    return {"scale": "given_scale", "given_scale": builder.compute(scale, [{}])}
 
 
 class _AttentionKernel:
@@ -84,7 +65,7 @@ class _AttentionKernel:
             in_step += tiling.keys * (wide + value_wide) // (VECTOR * tiling.slice_workgroup) + 4
         whole_queries = is_multiple_of(queries, tiling.queries)
         return self._finish(
-            "attention.wgsl.jinja",
+            "attention",
             tiling,
             (wide, value_wide),
             {
@@ -106,7 +87,7 @@ class _AttentionKernel:
         voted = tiling.rows_of_invocation * (tiling.keys // SHARING + 1) if self.node.bias else 0
         drained = tiling.rows_of_invocation * (widths[1] // (VECTOR * SHARING) + 2)
         return self._finish(
-            "attention_units.wgsl.jinja",
+            "attention_units",
             tiling,
             widths,
             # e⁵ = 148 times what dropout multiplies by has to be less than 65504, the most of f16.
@@ -136,20 +117,16 @@ class _AttentionKernel:
         key = make(node.key, ("n", keys), ("k", head))
         value = make(node.value, ("n", keys), ("d", value_head))
         vector = isinstance(tiling, AttentionTiling)
+        bodies = {"bias": node.bias, "replaced": node.replaced}
+        bodies |= {"kept": node.kept, "score_mod": node.score_mod}
         pairs = {
             name: None if body is None else make(body, ("m", queries), ("n", keys), vector)
-            for name, body in (
-                ("bias", node.bias),
-                ("replaced", node.replaced),
-                ("kept", node.kept),
-                ("score_mod", node.score_mod),
-            )
+            for name, body in bodies.items()
         }
         tiles = ceildiv(queries, tiling.queries)
         total = batch * heads * tiles
         return builder.finish(
             "attention",
-            template,
             {
                 "tiling": tiling,
                 "head": widths[0],
@@ -168,21 +145,37 @@ class _AttentionKernel:
                 "keys": builder.index(keys),
                 "total": builder.index(total),
                 "tiles": builder.index(tiles),
-                "store": _store(builder, self.group, node, self.b),
+                "store": self._store(),
                 **inputs,
             },
             workgroup_size=tiling.workgroup,
-            grid=fold_grid(total, builder.target),
+            workgroups=total,
             origins=[*node.origins, *group_origins(self.group.epilogue)],
             flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
+            template=template,
+        )
+
+    def _store(self) -> Store:
+        """How the result is stored, at head element or four ``d`` of row ``m``."""
+        builder, node = self.builder, self.node
+        queries, size = node.sizes[2], node.sizes[5]
+        members = anchor_members([self.group], builder.buffers)
+        fixed = {**self.b, **flat_values("m", (queries,), iteration("m", queries))}
+        return render_store(
+            builder,
+            members,
+            node.output,
+            ("d", size),
+            lambda d: {**fixed, **flat_values("d", (size,), d)},
+            {"m": queries},
         )
 
 
 @dataclass
 class LoadFunctionMaker:
-    """Renders load functions.
+    """Renders load functions: of four neighbours of the last coordinate at once, or of one.
 
     Attributes:
         batch: the values of b0 and b1 at flat position ``b``.
@@ -199,48 +192,32 @@ class LoadFunctionMaker:
         outer: tuple[str, Expr],
         inner: tuple[str, Expr],
         vector: bool = True,
-    ) -> LoadFunction:
+    ) -> Computed:
         """``outer`` and ``inner``: prefix of the symbol (and name of the parameter), and its
         extent. ``vector``: four elements at once where they divide the extent.
         """
         name, count = outer
         prefix, size = inner
         fixed = {**self.batch, **flat_values(name, (count,), iteration(name, count))}
-        vector = vector and is_multiple_of(size, VECTOR)
-        limit = size // VECTOR if vector else size
-        at = iteration(prefix, limit)
-        positions = [at * VECTOR + x for x in range(VECTOR)] if vector else [at]
-        lanes: Lanes = [{**fixed, **flat_values(prefix, (size,), p)} for p in positions]
-        scope = Scope()
-        result = self.builder.renderer(lanes, scope, branches=True).render(body)
-        guards = [f"{n} < {self.builder.index(e)}" for n, e in self._exceeded(outer, inner, limit)]
-        code, guard = result.widen(len(lanes)), all_of(guards)
-        return LoadFunction(len(lanes), scope.lines, code, guard, body.dtype.compute)
+        lanes, limit = points_along(
+            prefix, size, lambda p: {**fixed, **flat_values(prefix, (size,), p)}, vector
+        )
+        found, tiling = self.builder.compute(body, lanes, branches=True), self.tiling
+        exceeded: list[tuple[str, Expr]] = []  # that a coordinate may pass
+        row = size if name == "n" else None
+        if tiling is None or not tiling.stays_within(name, count, row):
+            exceeded.append((name, count))
+        if tiling is None or not tiling.stays_within(prefix, size):
+            exceeded.append((prefix, limit))
+        guards = [f"{n} < {self.builder.index(end)}" for n, end in exceeded]
+        return replace(found, guard=all_of(guards))
 
-    def of_row(self, body: Scalar | None, rows: Expr) -> LoadFunction | None:
+    def of_row(self, body: Scalar | None, rows: Expr) -> Computed | None:
         """The load function of a scalar per row, at the symbol m; None without a scalar."""
         if body is None:
             return None
         fixed = {**self.batch, **flat_values("m", (rows,), iteration("m", rows))}
-        scope = Scope()
-        result = self.builder.renderer([fixed], scope, branches=True).render(body)
-        return LoadFunction(1, scope.lines, result.code, "", body.dtype.compute)
-
-    def _exceeded(
-        self, outer: tuple[str, Expr], inner: tuple[str, Expr], limit: Expr
-    ) -> Iterator[tuple[str, Expr]]:
-        """The coordinates that may pass their end, with that end: all of an unknown tiling."""
-        tiling = self.tiling
-        name, count = outer
-        prefix, size = inner
-        if tiling is None:
-            yield name, count
-            yield prefix, limit
-            return
-        if not tiling.stays_within(name, count, size if name == "n" else None):
-            yield name, count
-        if not tiling.stays_within(prefix, size):
-            yield prefix, limit
+        return self.builder.compute(body, [fixed], branches=True)
 
 
 def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol, Expr]) -> str:
@@ -261,24 +238,3 @@ def _store_statistic(builder: KernelBuilder, node: Attention, batch: dict[Symbol
         (at,) = lane_addresses(buffer, index, [{**batch, **rows}])
         stores.append(f"{store}({builder.index(at)}, {name});")
     return f"if (m < {builder.index(queries)}) {{ {' '.join(stores)} }}"
-
-
-def _store(
-    builder: KernelBuilder, group: AnchorGroup, node: Attention, batch: dict[Symbol, Expr]
-) -> Store:
-    """Stores of four neighbouring elements of a head where memory allows, else of one."""
-    _, _, queries, _, _, size = node.sizes
-    members = anchor_members([group], builder.buffers)
-    fixed = {**batch, **flat_values("m", (queries,), iteration("m", queries))}
-    lanes: Lanes = []
-    limit = size
-    if is_multiple_of(size, VECTOR):
-        quad = iteration("d", size // VECTOR)
-        lanes = [{**fixed, **flat_values("d", (size,), quad * VECTOR + x)} for x in range(VECTOR)]
-        limit = size // VECTOR
-    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
-        lanes = [{**fixed, **flat_values("d", (size,), iteration("d", size))}]
-        limit = size
-    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
-    guard = all_of([f"m < {builder.index(queries)}", f"d < {builder.index(limit)}"])
-    return Store(len(lanes), lines, guard)

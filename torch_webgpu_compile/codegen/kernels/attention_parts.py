@@ -14,8 +14,8 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import Expr, ceildiv, iteration, product
 from ...target import Target
 from ..tilings.attention_tilings import AttentionPartsTiling
-from .attention_kernel import LoadFunction, LoadFunctionMaker, scale_inputs
-from .builder import KernelBuilder, fold_grid
+from .attention_kernel import LoadFunctionMaker, scale_inputs
+from .builder import Computed, KernelBuilder
 
 
 class NewRow(NamedTuple):
@@ -26,8 +26,8 @@ class NewRow(NamedTuple):
         row: what to load instead.
     """
 
-    condition: LoadFunction
-    row: LoadFunction
+    condition: Computed
+    row: Computed
 
 
 def generate_attention_parts(
@@ -47,17 +47,13 @@ def generate_attention_parts(
     key, new_key = _operands(make, node.key, ("n", keys), ("k", head))
     value, new_value = _operands(make, node.value, ("n", keys), ("d", value_head))
     query = make(node.query, ("m", queries), ("k", head))
+    bodies = {"bias": node.bias, "replaced": node.replaced, "score_mod": node.score_mod}
     pairs = {
         name: None if body is None else make(body, ("m", queries), ("n", keys), vector=False)
-        for name, body in (
-            ("bias", node.bias),
-            ("replaced", node.replaced),
-            ("score_mod", node.score_mod),
-        )
+        for name, body in bodies.items()
     }
     return builder.finish(
         "attention",
-        "attention_parts.wgsl.jinja",
         {
             "tiling": tiling,
             "queries": int(queries),
@@ -78,11 +74,12 @@ def generate_attention_parts(
             "store": builder.bindings.function(node.output, "store4"),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((batch, heads, queries, keys)) * 2 * (head + value_head),
         workgroup_nbytes=tiling.workgroup_nbytes,
         iterations=_iterations(tiling, node, keys),
+        template="attention_parts",
     )
 
 
@@ -96,7 +93,7 @@ def _iterations(tiling: AttentionPartsTiling, node: Attention, keys: Expr) -> Ex
 
 def _operands(
     make: LoadFunctionMaker, body: Scalar, outer: tuple[str, Expr], inner: tuple[str, Expr]
-) -> tuple[LoadFunction, NewRow | None]:
+) -> tuple[Computed, NewRow | None]:
     """An operand, and apart from it the choice of a new row: its branch would hold up the loads
     after it, of which an invocation has many in flight."""
     if isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Masked):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import UnsupportedOp
-from ...ir.access import VECTOR, are_aligned_neighbours, lane_addresses
+from ...ir.access import VECTOR, Lanes, are_aligned_neighbours, lane_addresses
 from ...ir.buffers import Buffer
 from ...ir.graph import Member
 from ...ir.rows import WorkgroupArray
+from ...ir.scalar import Scalar
 from ...ir.spaces import Origin
 from ...plan.model import Kernel, KernelCall, Parameter
 from ...plan.numbers import HostNumber
@@ -24,6 +25,7 @@ from ...symbolic.sizes import (
     atom_expr,
     ceildiv,
     floordiv,
+    linearize,
     upper_bound,
 )
 from ...target import Target
@@ -40,15 +42,15 @@ class KernelBody:
 
     Attributes:
         kind: see `plan.model.Kernel`.
-        template, inputs: the template also gets ``number``, that of a part of a joint kernel.
+        inputs: the template also gets ``number``, that of a part of a joint kernel.
         workgroup_size: invocations.
         workgroups: how many have work, from number 0.
         arrays: workgroup memory, by names that the template finds in the input ``scratch``.
         iterations: the most that all loops of an invocation make together.
+        template: its name, where that is not the kind.
     """
 
     kind: str
-    template: str
     inputs: dict[str, Any]
     workgroup_size: int
     workgroups: Expr
@@ -56,6 +58,23 @@ class KernelBody:
     flops: Expr
     arrays: dict[str, WorkgroupArray] = field(default_factory=dict)
     iterations: Expr = ZERO
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Statements, and the value after them: at one point, or at four neighbouring ones.
+
+    Attributes:
+        guard: the condition in WGSL under which there are such points; "" for always.
+        type: of an element, in WGSL.
+    """
+
+    lanes: int
+    lines: list[str]
+    result: str
+    guard: str
+    type: str
 
 
 @dataclass
@@ -84,6 +103,19 @@ class KernelBuilder:
         """An index or size expression in WGSL."""
         return render_index(expr, self.name_of)
 
+    def address(self, buffer: str, index: Sequence[Expr]) -> str:
+        """The address of an element of a buffer in WGSL."""
+        found = self.buffers[buffer]
+        return self.index(linearize(index, found.strides) + found.offset)
+
+    def load_element(self, buffer: str, index: Sequence[Expr]) -> str:
+        """An element of a buffer as an expression."""
+        return f"{self.bindings.function(buffer, 'load')}({self.address(buffer, index)})"
+
+    def store_element(self, buffer: str, index: Sequence[Expr], value: str) -> str:
+        """The statement that stores an element."""
+        return f"{self.bindings.function(buffer, 'store')}({self.address(buffer, index)}, {value});"
+
     def trips(self, count: Expr) -> str:
         """How often a loop runs in WGSL.
 
@@ -97,6 +129,15 @@ class KernelBuilder:
     ) -> Renderer:
         """A `Renderer` that writes into this kernel."""
         return Renderer(self.bindings, self.names, self.name_of, lanes, scope, **options)
+
+    def compute(
+        self, body: Scalar, lanes: Lanes, guard: str = "", branches: bool = False
+    ) -> Computed:
+        """A scalar at these points, by itself. ``branches``: see `Renderer`."""
+        scope = Scope()
+        value = self.renderer(lanes, scope, branches=branches).render(body)
+        count = len(lanes)
+        return Computed(count, scope.lines, value.widen(count), guard, body.dtype.compute)
 
     def store(
         self, member: Member, value: Text, lanes: Sequence[Mapping[Symbol, Expr]]
@@ -116,34 +157,38 @@ class KernelBuilder:
     def finish_body(self, body: KernelBody) -> KernelCall:
         """The kernel of one body."""
         names = {name: f"scratch_{name}" for name in body.arrays}
-        given = {"workgroup_size": body.workgroup_size, "number": None, "scratch": names}
         declared = [declaration(names[name], array) for name, array in body.arrays.items()]
         return self.finish(
             body.kind,
-            body.template,
-            {**body.inputs, **given, "declared": declared},
+            {**body.inputs, "number": None, "scratch": names, "declared": declared},
             workgroup_size=body.workgroup_size,
-            grid=fold_grid(body.workgroups, self.target),
+            workgroups=body.workgroups,
             origins=body.origins,
             flops=body.flops,
             workgroup_nbytes=sum(array.nbytes for array in body.arrays.values()),
             iterations=body.iterations,
+            template=body.template,
         )
 
     def finish(
         self,
         kind: str,
-        template: str,
         inputs: dict[str, Any],
         *,
         workgroup_size: int,
-        grid: tuple[Expr, Expr, Expr],
+        workgroups: Expr,
         origins: Sequence[Origin],
-        flops: Expr | None = None,
+        flops: Expr,
         workgroup_nbytes: int = 0,
         iterations: Expr = ZERO,
+        template: str = "",
     ) -> KernelCall:
         """Renders the module and describes how it is run.
+
+        Args:
+            inputs: of the template, besides ``workgroup_size``.
+            workgroups: how many have work, from number 0.
+            template: its name, where that is not the kind.
 
         Raises:
             UnsupportedOp: the driver would end its loops too early.
@@ -159,7 +204,8 @@ class KernelBuilder:
                 origin.source,
             )
         parameters = tuple(self.parameters)
-        wgsl = render_module(template, self.bindings, parameters, inputs)
+        given = {"workgroup_size": workgroup_size, **inputs}
+        wgsl = render_module(template or kind, self.bindings, parameters, given)
         bindings, kernel_bindings = self.bindings.plan_bindings()
         if len(bindings) > self.target.max_storage_buffers:
             raise self._too_many_bindings(len(bindings), origins)
@@ -180,11 +226,11 @@ class KernelBuilder:
         return KernelCall(
             kernel,
             bindings,
-            grid,
+            fold_grid(workgroups, self.target),
             parameters,
             sum((read for read, _ in traffic), ZERO),
             sum((written for _, written in traffic), ZERO),
-            flops or as_expr(0),
+            flops,
             checks,
             iterations if limit else ZERO,
             tuple(self.bindings.narrow),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from ... import dtypes
 from ...ir.access import VECTOR, flat_values, is_multiple_of
 from ...ir.anchors import anchor_members, contraction_of, products_of, store_lanes
 from ...ir.buffers import Buffer
@@ -14,7 +12,6 @@ from ...ir.factors import BYTES
 from ...ir.graph import AnchorGroup, ContractionGroup
 from ...ir.nodes import Contraction
 from ...ir.scalar import Scalar
-from ...ir.spaces import Origin
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
 from ...target import Target
@@ -26,11 +23,10 @@ from ..tilings.contraction import (
     has_shifts,
     shifted,
 )
-from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling, keeps_halves
+from ..tilings.matmul import FewRowsTiling, MatmulProblem, MatmulTiling
 from ..tilings.units import BFLOAT16_PASSES, MOST_MISSED, UnitsTiling, dialect_of
-from ..values import Scope
 from ..wgsl.literals import zero_of
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .epilogue import Store, render_epilogue
 from .operands import TileLoad, load_operand
 from .pointwise import group_origins
@@ -79,24 +75,21 @@ class _ProductKernel:
 
     def tiled(self, tiling: MatmulTiling) -> KernelCall:
         """The kernel in which invocations multiply tiles."""
-        problem, target = self.problem, self.builder.target
-        halves = keeps_halves(tiling, problem, target)
-        itemsize = dtypes.float16.itemsize if halves else problem.itemsize
-        nbytes = tiling.workgroup_nbytes(itemsize, problem.axes)
+        problem = self.problem
+        nbytes = tiling.workgroup_nbytes(problem.itemsize, problem.axes)
         return self._finish(
-            "matmul.wgsl.jinja",
+            "matmul",
             (tiling.rows, problem.columns_of(tiling), tiling.depth),
             tiling if tiling.strips else None,
             {
                 "tiling": tiling,
                 "columns": problem.columns_of(tiling),
-                "memory_size": nbytes // (VECTOR * itemsize),
+                "memory_size": nbytes // (VECTOR * problem.itemsize),
                 "small_from": len(self.stored),
             },
             tiling.workgroup,
             nbytes,
             _iterations(self.inner, tiling),
-            element="f16" if halves else "",
         )
 
     def in_units(self, tiling: UnitsTiling) -> KernelCall:
@@ -107,7 +100,7 @@ class _ProductKernel:
         passes = 1 + BFLOAT16_PASSES if is_bfloat16 else 1
         tiles_at_once = _RARE_TILES if is_bfloat16 and has_shifts(self.group) else 1
         return self._finish(
-            "matmul_units.wgsl.jinja",
+            "matmul_units",
             (tiling.rows, width, tiling.inner),
             None,
             {
@@ -141,7 +134,7 @@ class _ProductKernel:
     def of_few_rows(self, tiling: FewRowsTiling) -> KernelCall:
         """The kernel without tiles."""
         return self._finish(
-            "few_rows.wgsl.jinja",
+            "few_rows",
             (tiling.rows, tiling.columns * tiling.groups, VECTOR * tiling.run),
             None,
             {"tiling": tiling},
@@ -179,26 +172,16 @@ class _ProductKernel:
         rows, columns, depth = tile
         dtype = nodes[0].lhs.dtype
         element = element or ("u32" if problem.factor in BYTES else dtype.compute)
-        # An operand that all siblings share is loaded by one function for all.
-        one_lhs = len({(node.lhs, node.rows) for node in nodes}) == 1
-        one_rhs = len({(node.rhs, node.columns) for node in nodes}) == 1 and not problem.paired
-        lhs = [
-            self._load(node, "lhs", rows, depth, runs[0], element)
-            for node in (nodes[:1] if one_lhs else nodes)
-        ]
-        rhs = [
-            self._load(node, "rhs", columns, depth, runs[1], element)
-            for node in (nodes[:1] if one_rhs else nodes)
-        ]
+        lhs = self._loads("lhs", rows, depth, runs[0], element)
+        rhs = self._loads("rhs", columns, depth, runs[1], element)
         shapes = [
             (product(node.rows), product(node.columns))
             for node in (contraction_of(together[0]) for together in self.stored)
         ]
-        regions = _regions(builder, self.batch, shapes, (rows, columns), divided)
+        regions, workgroups = _regions(builder, self.batch, shapes, (rows, columns), divided)
         results = sum((product((*n.rows, *n.columns)) for n in nodes), ZERO)
         return builder.finish(
             "matmul",
-            template,
             {
                 **inputs,
                 "type": dtype.compute,
@@ -209,15 +192,20 @@ class _ProductKernel:
                 "lhs": lhs,
                 "rhs": rhs,
                 "stores": [_store(builder, together, rows, columns) for together in self.stored],
-                "regions": [region.shown for region in regions],
+                "regions": regions,
                 "inner_count": builder.index(self.inner),
             },
             workgroup_size=workgroup,
-            grid=fold_grid(ceildiv(regions[-1].end, tiles_at_once), builder.target),
-            origins=_origins(self.parts),
+            workgroups=ceildiv(workgroups, tiles_at_once),
+            origins=[
+                origin
+                for part in self.parts
+                for origin in (*part.anchor.origins, *group_origins(part.epilogue))
+            ],
             flops=ZERO if tiles_at_once > 1 else self.batch * product(nodes[0].inner) * 2 * results,
             workgroup_nbytes=workgroup_nbytes,
             iterations=iterations,
+            template=template,
         )
 
     def _shifts(self) -> list[dict[str, dict[str, Any]]]:
@@ -240,22 +228,27 @@ class _ProductKernel:
     ) -> dict[str, Any]:
         count = product(sizes)
         batch = flat_values("b", node.batch, iteration("b", product(node.batch)))
-        scope = Scope()
         point = {**batch, **flat_values(prefix, sizes, iteration(prefix, count))}
-        value = self.builder.renderer([point], scope).render(shift)
-        return {"count": self.builder.index(count), "lines": scope.lines, "result": value.code}
+        load = self.builder.compute(shift, [point])
+        return {"count": self.builder.index(count), "load": load}
 
-    def _load(
-        self, node: Contraction, side: str, tile: int, depth: int, run: int, element: str
-    ) -> TileLoad:
-        """How an operand, "lhs" or "rhs", is loaded in tiles of these sizes."""
+    def _loads(self, side: str, tile: int, depth: int, run: int, element: str) -> list[TileLoad]:
+        """How the operands of a side, "lhs" or "rhs", are loaded in tiles of these sizes."""
+        builder, problem = self.builder, self.problem
         if side == "lhs":
-            body, axis, outer = node.lhs, self.problem.lhs, ("m", node.rows)
+            axis, given = problem.lhs, [(n.lhs, ("m", n.rows)) for n in self.nodes]
         else:
-            body, axis, outer = node.rhs, self.problem.rhs, ("n", node.columns)
-        if self.problem.factor in BYTES:
-            return load_words(self.builder, node, body, axis, outer, tile, depth)
-        return load_operand(self.builder, node, body, axis, outer, tile, depth, run, element)
+            axis, given = problem.rhs, [(n.rhs, ("n", n.columns)) for n in self.nodes]
+        # An operand that all siblings share is loaded by one function for all.
+        if len({*given}) == 1 and not (side == "rhs" and problem.paired):
+            given = given[:1]
+        found = zip(self.nodes, given, strict=False)
+        if problem.factor in BYTES:
+            return [load_words(builder, node, *one, axis, tile, depth) for node, one in found]
+        return [
+            load_operand(builder, node, *one, axis, tile, depth, run, element)
+            for node, one in found
+        ]
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
@@ -266,38 +259,28 @@ def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
     return (ceildiv(inner, depth) + 1) * (in_tile + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Tiles of one size in one product.
-
-    Attributes:
-        end: the number of the first workgroup behind it.
-        shown: what the template is told.
-    """
-
-    end: Expr
-    shown: Mapping[str, str | int]
-
-
 def _regions(
     builder: KernelBuilder,
     batch: Expr,
     shapes: Sequence[tuple[Expr, Expr]],
     tile: tuple[int, int],
     divided: MatmulTiling | None,
-) -> list[Region]:
-    """Every product in tiles of so many rows and columns; then what is left of it in small ones.
+) -> tuple[list[dict[str, str | int]], Expr]:
+    """Regions, tiles of one size in one product, for the template, and the workgroups of all.
 
-    ``divided``: the tiling, where something is left.
+    They are every product in tiles of so many rows and columns, and then what is left of it in
+    small ones. ``divided``: the tiling, where something is left.
     """
     rows, columns = tile
-    found: list[Region] = []
+    found: list[dict[str, str | int]] = []
+    end = ZERO
 
     def add(part: int, tiles_m: Expr, tiles_n: Expr, first: Expr) -> None:
-        end = (found[-1].end if found else ZERO) + batch * tiles_m * tiles_n
+        nonlocal end
+        end = end + batch * tiles_m * tiles_n
         counts = {"tiles_m": tiles_m, "tiles_n": tiles_n, "first_column": first, "end": end}
         shown = {name: builder.index(value) for name, value in counts.items()}
-        found.append(Region(end, {"part": part, **shown}))
+        found.append({"part": part, **shown})
 
     large = [ceildiv(width, columns) for _, width in shapes]
     if divided is not None:
@@ -309,13 +292,7 @@ def _regions(
         for part, (height, width) in enumerate(shapes):
             first = large[part] * columns
             add(part, ceildiv(height, small.rows), ceildiv(width - first, small.columns), first)
-    return found
-
-
-def _origins(parts: Sequence[AnchorGroup]) -> list[Origin]:
-    return [
-        origin for part in parts for origin in (*part.anchor.origins, *group_origins(part.epilogue))
-    ]
+    return found, end
 
 
 def _store(

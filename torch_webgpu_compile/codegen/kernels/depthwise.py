@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ...ir.access import (
-    VECTOR,
-    Lanes,
-    flat_values,
-    is_multiple_of,
-)
-from ...ir.anchors import anchor_members, store_is_vector
+from ...ir.access import VECTOR, flat_values, is_multiple_of
+from ...ir.anchors import anchor_members
 from ...ir.buffers import Buffer
 from ...ir.depthwise_access import (
     channels_are_neighbours,
@@ -34,20 +29,9 @@ from ..tilings.depthwise import (
     taps_pitch,
     workgroup_nbytes,
 )
-from ..values import Scope
-from .builder import KernelBuilder, fold_grid
-from .epilogue import Store, render_epilogue
+from .builder import Computed, KernelBuilder
+from .epilogue import Store, points_along, render_epilogue, render_store
 from .pointwise import group_origins
-
-
-@dataclass(frozen=True, slots=True)
-class LineLoad:
-    """How four neighbours of a line are loaded at once, or one element; see `Store`."""
-
-    lanes: int
-    lines: list[str]
-    result: str
-    guard: str
 
 
 def generate_depthwise(
@@ -68,8 +52,7 @@ def generate_depthwise(
     places = {**batch, **flat_values("d", (as_expr(node.depth),), iteration("depth", node.depth))}
     taps = tuple(map(as_expr, node.windows.kernel))
     tap = {**places, **flat_values("k", taps, iteration("tap", product(taps)))}
-    scope = Scope()
-    weight = builder.renderer([tap], scope, branches=True).render(node.weight)
+    weight = builder.compute(node.weight, [tap], branches=True)
     within = "" if is_multiple_of(planes, tiling.planes) else f"plane < {builder.index(planes)}"
     plane_groups = ceildiv(planes, tiling.planes)
     total = product(_tiles(tiling, height, width)) * plane_groups
@@ -77,12 +60,11 @@ def generate_depthwise(
     loops = tiling.planes * (tile.lines * tile.quads + node.windows.taps) // tiling.workgroup + 4
     return builder.finish(
         "depthwise",
-        "depthwise.wgsl.jinja",
         {
             "tiling": tiling,
             "tile": tile,
             "image": _load(builder, node.image, "n", node.image_sizes, places, within),
-            "weight": LineLoad(1, scope.lines, weight.code, within or "true"),
+            "weight": replace(weight, guard=within or "true"),
             "store": _store(builder, members, node, within),
             "depth": node.depth,
             "taps_count": node.windows.taps,
@@ -97,7 +79,7 @@ def generate_depthwise(
             "multiply": list(_add_results(tiling, node.windows)),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=product(node.batch) * product(node.positions) * (2 * node.depth * node.windows.taps),
         workgroup_nbytes=workgroup_nbytes(tiling, node.windows, sums=False),
@@ -122,13 +104,12 @@ def generate_depthwise_weight_gradient(
         **flat_values("c", (node.channels,), channel),
         **flat_values("r", (node.images,), picture),
     }
-    guards = []
+    of_channel = of_picture = ""
     if not is_multiple_of(node.channels, tiling.channels):
-        guards.append(f"channel < {builder.index(node.channels)}")
-    of_channel = all_of(guards)
+        of_channel = f"channel < {builder.index(node.channels)}"
     if not is_multiple_of(node.images, tiling.images):
-        guards.append(f"picture < {builder.index(node.images)}")
-    within = all_of(guards)
+        of_picture = f"picture < {builder.index(node.images)}"
+    within = all_of([of_channel, of_picture])
     chunks = product(_tiles(tiling, height, width)) * ceildiv(node.images, tiling.images)
     each = ceildiv(chunks, node.parts)
     total = ceildiv(node.channels, tiling.channels) * node.parts
@@ -144,7 +125,6 @@ def generate_depthwise_weight_gradient(
         ending = {width.constant % run}
     return builder.finish(
         "depthwise_weight_gradient",
-        "depthwise_weight_gradient.wgsl.jinja",
         {
             "tiling": tiling,
             "tile": tile,
@@ -172,7 +152,7 @@ def generate_depthwise_weight_gradient(
             "tile_size": max(tiling.planes * tile.plane, tiling.workgroup),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=[*node.origins, *group_origins(group.epilogue)],
         flops=node.channels * node.images * product(node.positions) * (2 * windows.taps),
         workgroup_nbytes=workgroup_nbytes(tiling, windows, sums=True),
@@ -222,7 +202,7 @@ def _load(
     sizes: Sequence[Expr],
     places: Mapping[Symbol, Expr],
     within: str,
-) -> LineLoad:
+) -> Computed:
     """The load of elements of a plane, by line ``y`` and by element, or four of them, ``x``.
 
     ``within``: the condition under which the plane exists, "" if that is always.
@@ -230,48 +210,30 @@ def _load(
     height, width = plane_sizes(sizes)
     symbols = numbered(prefix, sizes)
     y = iteration("y", height)
-    lanes: Lanes = []
-    if is_multiple_of(width, VECTOR):
-        limit = width // VECTOR
-        columns = [iteration("x", limit) * VECTOR + k for k in range(VECTOR)]
-    else:
-        limit = width
-        columns = [iteration("x", width)]
-    for column in columns:
-        at = (y, column) if len(symbols) == 2 else (column,)
-        lanes.append({**places, **dict(zip(symbols, at, strict=True))})
-    scope = Scope()
-    value = builder.renderer(lanes, scope, branches=True).render(body)
-    guards = [within] if within else []
-    guards += ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
-    return LineLoad(len(lanes), scope.lines, value.widen(len(lanes)), all_of(guards))
+
+    def point(x: Expr) -> dict[Symbol, Expr]:
+        return {**places, **dict(zip(symbols, (y, x)[-len(symbols) :], strict=True))}
+
+    lanes, limit = points_along("x", width, point)
+    found = builder.compute(body, lanes, branches=True)
+    guards = ["y >= 0", f"y < {builder.index(height)}", "x >= 0", f"x < {builder.index(limit)}"]
+    return replace(found, guard=all_of([within, *guards]))
 
 
 def _store(
     builder: KernelBuilder, members: Sequence[Member], node: DepthwiseConvolution, within: str
 ) -> Store:
-    """The store of four neighbouring results of a line where memory allows, else of one."""
+    """How results of a line are stored."""
     height, width = plane_sizes(node.positions)
     symbols = numbered("m", node.positions)
     batch = flat_values("b", node.batch, iteration("plane", product(node.batch)))
     y = iteration("y", height)
 
     def point(x: Expr) -> dict[Symbol, Expr]:
-        at = (y, x) if len(symbols) == 2 else (x,)
-        return {**batch, **dict(zip(symbols, at, strict=True))}
+        return {**batch, **dict(zip(symbols, (y, x)[-len(symbols) :], strict=True))}
 
-    lanes: Lanes = []
-    limit = width
-    if is_multiple_of(width, VECTOR):
-        limit = width // VECTOR
-        lanes = [point(iteration("x", limit) * VECTOR + k) for k in range(VECTOR)]
-    if not lanes or not all(store_is_vector(builder.buffers, m, lanes) for m in members if m.store):
-        limit = width
-        lanes = [point(iteration("x", width))]
-    lines = render_epilogue(builder, members, {node.output: "value"}, lanes)
-    guards = [within] if within else []
-    guards += [f"y < {builder.index(height)}", f"x < {builder.index(limit)}"]
-    return Store(len(lanes), lines, all_of(guards))
+    limits = {"y": height}
+    return render_store(builder, members, node.output, ("x", width), point, limits, within)
 
 
 def _store_taps(
@@ -286,10 +248,8 @@ def _store_taps(
     }
     members = anchor_members([group], builder.buffers)
     lines = render_epilogue(builder, members, {node.output: "value"}, [point])
-    guards = [within] if within else []
-    if node.windows.taps % VECTOR:
-        guards.append(f"tap < {node.windows.taps}")
-    return Store(1, lines, all_of(guards) or "true")
+    inside = f"tap < {node.windows.taps}" if node.windows.taps % VECTOR else ""
+    return Store(1, lines, all_of([within, inside]) or "true")
 
 
 # -- arithmetic ------------------------------------------------------------------------------------

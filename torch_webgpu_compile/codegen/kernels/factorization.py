@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
@@ -21,8 +20,7 @@ from ...symbolic.sizes import (
     product,
 )
 from ...target import Target
-from ..values import Scope
-from .builder import KernelBuilder, declaration, fold_grid
+from .builder import KernelBuilder, declaration
 
 _SHARE = 4  # elements of an invocation, for which it waits for the others once in a step
 _WIDEST = 16  # invocations that share a row
@@ -88,14 +86,8 @@ def generate_factorization(
     if node.pivots is None:  # what is above the diagonal is that below
         row, column = iteration("larger", rows), iteration("smaller", columns)
     symbols = (*numbered("b", node.batch), *numbered("m", (rows,)), *numbered("n", (columns,)))
-    scope = Scope()
     place = dict(zip(symbols, (*lead, row, column), strict=True))
-    element = builder.renderer([place], scope).render(node.matrix).code
-
-    def stored(name: str, index: Sequence[Expr], value: str) -> str:
-        buffer = buffers[name]
-        address = builder.index(linearize(index, buffer.strides) + buffer.offset)
-        return f"{builder.bindings.function(name, 'store')}({address}, {value});"
+    element = builder.compute(node.matrix, [place])
 
     bits = _BITS[dtype.itemsize]
     arrays = {
@@ -109,7 +101,6 @@ def generate_factorization(
     first = linearize(lead, output.strides[:-2]) + output.offset
     return builder.finish(
         "factorization",
-        "factorization.wgsl.jinja",
         {
             "tiling": tiling,
             "declared": [declaration(name, array) for name, array in used.items()],
@@ -123,12 +114,13 @@ def generate_factorization(
             "strides": [builder.index(stride) for stride in output.strides[-2:]],
             "type": dtype.compute,
             "bits": bits,
-            "element": {"lines": scope.lines, "value": element},
-            "pivots": node.pivots and stored(node.pivots, [*lead, step], "other + 1"),
-            "info": stored(node.info, lead, "info"),
+            "element": element,
+            "pivots": node.pivots
+            and builder.store_element(node.pivots, [*lead, step], "other + 1"),
+            "info": builder.store_element(node.info, lead, "info"),
         },
         workgroup_size=tiling.workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((*node.batch, rows, columns, steps)),
         workgroup_nbytes=sum(array.nbytes for array in used.values()),

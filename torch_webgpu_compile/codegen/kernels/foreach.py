@@ -27,7 +27,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, Expr, ceildiv, iteration, product, symbols_of
 from ...target import Target
 from ..values import Scope, Text, in_lanes, vector_type
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 from .pointwise import group_flops, group_origins, memory_order
 
 
@@ -109,16 +109,14 @@ def generate_foreach(group: ForeachGroup, buffers: dict[str, Buffer], target: Ta
         first += ceildiv(count, workgroup)
     return builder.finish(
         "foreach",
-        "foreach.wgsl.jinja",
         {
-            "workgroup_size": workgroup,
             "declared": declared,
             "common": common,
             "segments": segments,
             "lines": lines,
         },
         workgroup_size=workgroup,
-        grid=fold_grid(first, target),
+        workgroups=first,
         origins=[origin for part in group.groups for origin in group_origins(part.members)],
         flops=sum(map(group_flops, group.groups), ZERO),
     )

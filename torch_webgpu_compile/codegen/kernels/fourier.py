@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...ir.access import flat_values, is_multiple_of
 from ...ir.buffers import Buffer
@@ -30,26 +30,8 @@ from ..tilings.fourier import PADDING, FourierTiling
 from ..values import Scope, Text
 from ..wgsl.buffer_access import PAIR
 from ..wgsl.scalars import Renderer
-from .builder import KernelBuilder, fold_grid
+from .builder import Computed, KernelBuilder, fold_grid
 from .butterflies import butterfly
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedNumber:
-    """Statements of a load function, and its result, a pair."""
-
-    lines: list[str]
-    result: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """See ``templates/fourier.wgsl.jinja``."""
-
-    read: list[str]
-    write: list[str]
-    reads: bool
-    writes: bool
 
 
 def generate_fourier(
@@ -67,11 +49,10 @@ def generate_fourier(
         table = flat_values("w", (as_expr(n - node.radices[0]),), w)
         root = _load(builder, [node.root_real, node.root_imaginary], table)
     workgroups = ceildiv(count, tiling.rows)
-    grid = fold_grid(workgroups, target)
-    checked = not (grid[1] is ONE and workgroups * tiling.rows is count)
+    exact = fold_grid(workgroups, target)[1] is ONE
+    checked = not (exact and workgroups * tiling.rows is count)
     return builder.finish(
         "fourier",
-        "fourier.wgsl.jinja",
         {
             "tiling": tiling,
             "padding": PADDING,
@@ -84,7 +65,7 @@ def generate_fourier(
             "stages": _stages(node, tiling, checked),
         },
         workgroup_size=tiling.workgroup,
-        grid=grid,
+        workgroups=workgroups,
         origins=node.origins,
         flops=count * round(5 * n * math.log2(n)),
         workgroup_nbytes=tiling.nbytes,
@@ -96,14 +77,14 @@ def generate_fourier(
 
 def _load(
     builder: KernelBuilder, parts: Sequence[Scalar | None], at: dict[Symbol, Expr]
-) -> LoadedNumber:
+) -> Computed:
     bodies = [part for part in parts if part is not None]
     scope = Scope()
     renderer = builder.renderer([at], scope)
     _load_pairs(builder, renderer, bodies)
     codes = [renderer.render(body).code for body in bodies]
     codes += ["0.0f"] * (len(parts) - len(bodies))
-    return LoadedNumber(scope.lines, f"vec2<f32>({', '.join(codes)})")
+    return Computed(1, scope.lines, f"vec2<f32>({', '.join(codes)})", "", "vec2<f32>")
 
 
 def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Scalar]) -> None:
@@ -196,7 +177,10 @@ def _guarded(
 # -- stages ----------------------------------------------------------------------------------------
 
 
-def _stages(node: Fourier, tiling: FourierTiling, checked: bool) -> list[Stage]:
+def _stages(
+    node: Fourier, tiling: FourierTiling, checked: bool
+) -> list[tuple[list[str], list[str]]]:
+    """See ``templates/fourier.wgsl.jinja``."""
     stages = []
     before = 1
     offset = -node.radices[0] + 1  # the first stage has no roots in the table
@@ -208,30 +192,28 @@ def _stages(node: Fourier, tiling: FourierTiling, checked: bool) -> list[Stage]:
     return stages
 
 
+@dataclass
 class _StageWriter:
     """The statements of one stage: butterfly b of an invocation t is t, t + threads, …"""
 
-    def __init__(
-        self,
-        node: Fourier,
-        tiling: FourierTiling,
-        checked: bool,
-        number: int,
-        before: int,
-        offset: int,
-    ) -> None:
-        self.node, self.tiling, self.checked = node, tiling, checked
-        self.number, self.before, self.offset = number, before, offset
-        self.radix = node.radices[number]
-        self.butterflies = node.length // self.radix
-        self.is_first, self.is_last = number == 0, number == len(node.radices) - 1
+    node: Fourier
+    tiling: FourierTiling
+    checked: bool
+    number: int
+    before: int
+    offset: int
+    lines: list[str] = field(default_factory=list)
+    names: int = 0
+
+    def __post_init__(self) -> None:
+        self.radix = self.node.radices[self.number]
+        self.butterflies = self.node.length // self.radix
+        self.is_first, self.is_last = self.number == 0, self.number == len(self.node.radices) - 1
         # Which elements an invocation takes changes where others wait for none of them.
         self.side = "store" if self.is_last and not self.is_first else "load"
-        self.lines: list[str] = []
-        self.names = 0
 
-    def stage(self) -> Stage:
-        """All butterflies, then all their results."""
+    def stage(self) -> tuple[list[str], list[str]]:
+        """Statements for all butterflies, and those for all their results."""
         written: list[str] = []
         threads = self.tiling.threads
         for slot in range(-(-self.butterflies // threads)):
@@ -244,7 +226,7 @@ class _StageWriter:
             self.lines.append(f"let {b} = {code};")
             guards = [f"{b}_wanted < {self.butterflies}"] if over else []
             written += self._slot(b, guards)
-        return Stage(self.lines, written, not self.is_first, not self.is_last)
+        return self.lines, written
 
     def _slot(self, b: str, guards: list[str]) -> list[str]:
         j = b

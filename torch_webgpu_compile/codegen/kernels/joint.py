@@ -14,7 +14,7 @@ from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr
 from ...target import Target
 from ..wgsl.render import render_template
-from .builder import KernelBody, KernelBuilder, declaration, fold_grid
+from .builder import KernelBody, KernelBuilder, declaration
 from .pointwise import map_body
 from .reduction import RowKernel
 from .scatter import update_body
@@ -61,7 +61,7 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
         scratch = dict(zip(body.arrays, map(_array_name, keys), strict=True))
         given = {"workgroup_size": workgroup, "number": number, "declared": []}
         inputs = {**body.inputs, **given, "scratch": scratch}
-        text = render_template(body.template, inputs, target)
+        text = render_template(body.template or body.kind, inputs, target)
         functions.append(JointFunction(text, first, int(body.workgroups), times))
         first += int(body.workgroups) * times
     nbytes = sum(array.nbytes for array in shared.values())
@@ -69,10 +69,9 @@ def generate_joint(group: JointGroup, buffers: dict[str, Buffer], target: Target
     declared = [declaration(_array_name(key), array) for key, array in shared.items()]
     return builder.finish(
         "joint",
-        "joint.wgsl.jinja",
-        {"workgroup_size": workgroup, "declared": declared, "functions": functions},
+        {"declared": declared, "functions": functions},
         workgroup_size=workgroup,
-        grid=fold_grid(as_expr(first), target),
+        workgroups=as_expr(first),
         origins=[origin for body in bodies for origin in body.origins],
         flops=as_expr(sum(int(body.flops) for body in bodies) * times),
         workgroup_nbytes=nbytes,

@@ -52,8 +52,8 @@ def load_operand(
     builder: KernelBuilder,
     node: Contraction,
     body: Scalar,
-    axis: str,
     outer: tuple[str, Sequence[Expr]],
+    axis: str,
     tile: int,
     inner_tile: int,
     run: int = 1,
@@ -63,8 +63,8 @@ def load_operand(
 
     Args:
         body: an element of the operand, over the contraction's symbols.
-        axis: see `TileLoad.axis`.
         outer: the prefix (m or n) and the sizes of the operand's outer symbols.
+        axis: see `TileLoad.axis`.
         tile, inner_tile: elements of a tile along the outer and the inner dimension.
         run: see `TileLoad.run`; k is the number of such an array. 1 for other axes.
         element: the WGSL type of an element; "" for that of the body; "bf16" for two words of two

@@ -47,22 +47,16 @@ def map_body(builder: KernelBuilder, group: MapGroup, workgroup: int) -> KernelB
     symbols = numbered("i", group.ranges)
     numel = product(group.ranges)
     order = memory_order(group.members, symbols, buffers)
-    mode, width = _choose_mode(group, buffers, symbols, order, numel)
+    packed, width = _choose_mode(group, buffers, symbols, order, numel)
     count = ceildiv(numel, width)
-    lines: list[str] = []
-    if mode == "vector":
-        q = iteration("q", count)
-        lanes: Lanes = [flat_environment(symbols, q * VECTOR + k, order) for k in range(VECTOR)]
-        lines += render_members(builder, group.members, lanes)
-    elif mode == "scalar":
-        lines += render_members(
-            builder, group.members, [flat_environment(symbols, iteration("q", count), order)]
-        )
+    if packed:
+        lines = _packed_lines(builder, group, symbols, order, numel, width)
     else:
-        lines += _packed_lines(builder, group, symbols, order, numel, width)
+        q = iteration("q", count) * width
+        lanes: Lanes = [flat_environment(symbols, q + k, order) for k in range(width)]
+        lines = render_members(builder, group.members, lanes)
     return KernelBody(
         "pointwise",
-        "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": lines},
         workgroup,
         ceildiv(count, workgroup),
@@ -171,11 +165,11 @@ def _choose_mode(
     symbols: Sequence[Symbol],
     order: Sequence[int],
     numel: Expr,
-) -> tuple[str, int]:
-    """("vector" | "packed" | "scalar", elements per invocation).
+) -> tuple[bool, int]:
+    """(whether an invocation packs what it has, elements of an invocation).
 
-    ``vector`` needs full groups of four, or accesses that stay inside padded buffers when the last
-    group is partial. ``packed`` is for outputs of less than 32 bits that cannot be vectorised.
+    Four neighbours need full groups of four, or accesses that stay inside padded buffers when the
+    last group is partial. Outputs of less than 32 bits that cannot be vectorised are packed.
     """
     width = VECTOR
     lanes: Lanes = [
@@ -186,15 +180,15 @@ def _choose_mode(
     accesses = [(m.output, m.index) for m in group.members if m.store]
     packed = any(buffers[name].dtype.packing > 1 for name, _ in accesses)
     if not packed and any(buffers[name].dtype is dtypes.float64 for name, _ in accesses):
-        return "scalar", 1  # four f64 are four loads and four times the code, which can be long
+        return False, 1  # four f64 are four loads and four times the code, which can be long
     stores_fit = all(
         are_aligned_neighbours(lane_addresses(buffers[n], i, lanes)) for n, i in accesses
     )
     if stores_fit and (whole or _stays_in_padding(group, buffers, lanes)):
-        return "vector", width
+        return False, width
     if packed and all(_is_flat(buffers[n], list(i), symbols, order) for n, i in accesses):
-        return "packed", width
-    return "scalar", 1
+        return True, width
+    return False, 1
 
 
 def _is_flat(

@@ -115,7 +115,6 @@ class RowKernel:
         exchanges = len(phases) * t.threads.bit_length()
         return KernelBody(
             "reduction",
-            "reduction.wgsl.jinja",
             {
                 "threads": t.threads,
                 "rows": t.rows,

@@ -10,10 +10,10 @@ from ...ir.nodes import Scan, carry_name
 from ...ir.scalar import Load, Local, Masked, Scalar, cast, children, loads_of, walk
 from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import Expr, ceildiv, iteration, linearize, product
+from ...symbolic.sizes import ceildiv, iteration, product
 from ...target import Target
-from ..values import Scope, Text
-from .builder import KernelBuilder, fold_grid
+from ..values import Scope
+from .builder import KernelBuilder
 
 _WORKGROUP = 64  # few lanes are spread over many multiprocessors
 # What a step loads does not depend on the steps before: so many loads are asked for at once, of at
@@ -30,11 +30,6 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
     place = flat_environment(symbols, iteration("q", lanes))
     (time,) = numbered("t", (node.length,))
     lane = [place[symbol] for symbol in symbols]
-
-    def store(name: str, index: list[Expr], value: Text) -> str:
-        buffer = buffers[name]
-        address = builder.index(linearize(index, buffer.strides) + buffer.offset)
-        return f"{builder.bindings.function(name, 'store')}({address}, {value.code});"
 
     first = Scope()
     renderer = builder.renderer([place], first)
@@ -63,7 +58,10 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
                 for body in node.step
             ]
             rows = zip(node.rows, node.row, strict=True)
-            stores = [store(name, [now, *lane], renderer.render(body)) for name, body in rows]
+            stores = [
+                builder.store_element(name, [now, *lane], renderer.render(body).code)
+                for name, body in rows
+            ]
             changes = [f"{carry_name(n)} = {value.code};" for n, value in enumerate(made)]
             others += [*scope.lines, *stores, *changes]
         return [*loads, *others]
@@ -74,16 +72,13 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
         counts = [together]
     after = Scope()
     renderer = builder.renderer([place], after)
-    lasts = [
-        renderer.render(cast(Local(carry_name(k), node.init[k].dtype), buffers[name].dtype))
-        for name, k in zip(node.carried, node.finals, strict=True)
-    ]
-    ends = [store(name, lane, last) for name, last in zip(node.carried, lasts, strict=True)]
+    ends = []
+    for name, k in zip(node.carried, node.finals, strict=True):
+        last = cast(Local(carry_name(k), node.init[k].dtype), buffers[name].dtype)
+        ends.append(builder.store_element(name, lane, renderer.render(last).code))
     return builder.finish(
         "scan",
-        "scan.wgsl.jinja",
         {
-            "workgroup_size": workgroup,
             "lanes": builder.index(lanes),
             "length": builder.index(node.length),
             "init": [*first.lines, *carries],
@@ -91,7 +86,7 @@ def generate_scan(node: Scan, buffers: dict[str, Buffer], target: Target) -> Ker
             "ends": [*after.lines, *ends],
         },
         workgroup_size=workgroup,
-        grid=fold_grid(ceildiv(lanes, workgroup), target),
+        workgroups=ceildiv(lanes, workgroup),
         origins=node.origins,
         flops=lanes * node.length,
         iterations=node.length,

@@ -42,7 +42,9 @@ def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) 
         return []
     calls = [] if output.shares else [_copy(node, output, buffers, target)]
     if product(node.ranges) is not ZERO:
-        calls.append(_update(node, buffers, target))
+        builder = KernelBuilder(target, buffers)
+        body = update_body(builder, node, target.workgroup_invocations)
+        calls.append(builder.finish_body(body))
     return calls
 
 
@@ -51,11 +53,6 @@ def _copy(node: Scatter, output: Buffer, buffers: dict[str, Buffer], target: Tar
     load = Load(node.initial, tuple(index(p) for p in points), output.dtype)
     copy = MapGroup(output.sizes, (Member(node.output, load, points, True, None, node.origins),))
     return generate_map(copy, buffers, target)
-
-
-def _update(node: Scatter, buffers: dict[str, Buffer], target: Target) -> KernelCall:
-    builder = KernelBuilder(target, buffers)
-    return builder.finish_body(update_body(builder, node, target.workgroup_invocations))
 
 
 def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> KernelBody:
@@ -89,10 +86,10 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Kernel
     builder.bindings.touch(node.output, count)
     return KernelBody(
         "scatter",
-        "pointwise.wgsl.jinja",
         {"count": builder.index(count), "lines": scope.lines},
         workgroup,
         ceildiv(count, workgroup),
         node.origins,
         count,
+        template="pointwise",
     )

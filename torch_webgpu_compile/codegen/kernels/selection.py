@@ -7,8 +7,8 @@ from ...ir.sorting_nodes import BINS, Compact, PickDigit
 from ...plan.model import KernelCall
 from ...symbolic.sizes import ONE, ZERO, ceildiv, iteration, product
 from ...target import Target
-from .builder import KernelBuilder, fold_grid
-from .sorting import WORKGROUP, RowRenderer, Sums, load_code, store_code, taken_together
+from .builder import KernelBuilder
+from .sorting import WORKGROUP, RowRenderer, Sums, taken_together
 
 _PARTS_TOGETHER = 8
 
@@ -24,24 +24,23 @@ def generate_pick_digit(node: PickDigit, buffers: dict[str, Buffer], target: Tar
     wanted, above, shift = (rows.outer.render(body).code for body in given)
     return builder.finish(
         "pick_digit",
-        "pick_digit.wgsl.jinja",
         {
             "sums": Sums(),
             "rows": builder.index(total),
             "parts": builder.index(node.parts),
             "together": _PARTS_TOGETHER,
-            "counts": [load_code(rows, node.counts, part, bin) for part in parts],
+            "counts": [rows.load(node.counts, part, bin) for part in parts],
             "given": rows.outside.lines,
             "wanted": wanted,
             "above": above,
             "shift": shift,
             "stores": [
-                store_code(rows, node.prefix, "prefix"),
-                store_code(rows, node.rest, "rest"),
+                rows.store(node.prefix, "prefix"),
+                rows.store(node.rest, "rest"),
             ],
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.extents),
         workgroup_nbytes=Sums().nbytes,
@@ -59,7 +58,6 @@ def generate_compact(node: Compact, buffers: dict[str, Buffer], target: Target) 
     other = iteration("other", node.parts)
     return builder.finish(
         "compact",
-        "compact.wgsl.jinja",
         {
             "sums": Sums(),
             "total": builder.index(total),
@@ -67,8 +65,8 @@ def generate_compact(node: Compact, buffers: dict[str, Buffer], target: Target) 
             "part_length": builder.index(node.part),
             "length": builder.index(node.length),
             "taken": builder.index(node.count),
-            "first_count": load_code(rows, node.counts, other, ZERO),
-            "second_count": load_code(rows, node.counts, other, ONE),
+            "first_count": rows.load(node.counts, other, ZERO),
+            "second_count": rows.load(node.counts, other, ONE),
             "outside": rows.outside.lines,
             "names": names,
             "kinds": kinds,
@@ -77,7 +75,7 @@ def generate_compact(node: Compact, buffers: dict[str, Buffer], target: Target) 
             "address": rows.address(node.output, iteration("number", node.count)),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=Sums().nbytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
@@ -28,13 +28,12 @@ from ...symbolic.sizes import (
     delinearize,
     floordiv,
     iteration,
-    linearize,
     product,
     value_range,
 )
 from ...target import Target
 from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import KernelBuilder
 
 WORKGROUP = 256
 _KEY_BITS, _STEP_BITS = 16, 4  # of a key in an item, and of what it is ordered by at a time
@@ -100,23 +99,15 @@ class RowRenderer:
 
     def address(self, name: str, *index: Expr) -> str:
         """The address of an element of a buffer in the row."""
-        return _address(self.builder, name, [*self.lead, *index])
+        return self.builder.address(name, [*self.lead, *index])
 
+    def load(self, name: str, *index: Expr) -> str:
+        """The element of a buffer that a kernel takes whole."""
+        return self.builder.load_element(name, [*self.lead, *index])
 
-def _address(builder: KernelBuilder, name: str, index: Sequence[Expr]) -> str:
-    buffer = builder.buffers[name]
-    return builder.index(linearize(index, buffer.strides) + buffer.offset)
-
-
-def load_code(rows: RowRenderer, name: str, *index: Expr) -> str:
-    """The element of a buffer that a kernel takes whole."""
-    return f"{rows.builder.bindings.function(name, 'load')}({rows.address(name, *index)})"
-
-
-def store_code(rows: RowRenderer, name: str, value: str, *index: Expr) -> str:
-    """The statement that stores an element."""
-    store = rows.builder.bindings.function(name, "store")
-    return f"{store}({rows.address(name, *index)}, {value});"
+    def store(self, name: str, value: str, *index: Expr) -> str:
+        """The statement that stores an element."""
+        return self.builder.store_element(name, [*self.lead, *index], value)
 
 
 def taken_together(body: Scalar) -> int:
@@ -140,16 +131,14 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     several = tile.share == 1 and 2 * shortest <= tile.size
     lead = delinearize(iteration("row", rows), node.ranges)
     (element,) = numbered("j", (node.length,))
-    at: Mapping[Symbol, Expr] = {
+    at: dict[Symbol, Expr] = {
         **dict(zip(numbered("i", node.ranges), lead, strict=True)),
         element: iteration("place", node.length),
     }
     words, steps, turns = [], 0, 0
     for body, bits in zip(node.words, node.bits, strict=True):
-        scope = Scope()
-        value = builder.renderer([at], scope).render(body).code
         end = steps + -(-bits // _STEP_BITS)
-        words.append({"first": steps, "end": end, "lines": scope.lines, "value": value})
+        words.append({"first": steps, "end": end, "key": builder.compute(body, [at])})
         turns |= sum(1 << step for step in range(steps, end, _KEY_BITS // _STEP_BITS))
         steps = end
     most_rows = tile.size // shortest
@@ -159,7 +148,6 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
     place = [*lead, iteration("number", node.count)]
     return builder.finish(
         "row_sort",
-        "row_sort.wgsl.jinja",
         {
             "tile": tile,
             "sums": Sums(tile.workgroup, tile.workgroup),
@@ -174,13 +162,12 @@ def generate_row_sort(node: RowSort, buffers: dict[str, Buffer], target: Target)
             "turns": turns | 1 << steps | 1 << steps + row_steps,
             "payloads": scope.lines,
             "stores": [
-                f"{builder.bindings.function(name, 'store')}"
-                f"({_address(builder, name, place)}, {code});"
+                builder.store_element(name, place, code)
                 for name, code in zip(outputs_of(node), payloads, strict=True)
             ],
         },
         workgroup_size=tile.workgroup,
-        grid=fold_grid(ceildiv(rows, taken) if several else rows, target),
+        workgroups=ceildiv(rows, taken) if several else rows,
         origins=node.origins,
         flops=rows * node.length * steps,
         workgroup_nbytes=tile.nbytes,
@@ -203,7 +190,6 @@ def generate_digit_scatter(
     target_place = iteration("target_place", node.length)
     return builder.finish(
         "digit_scatter",
-        "digit_scatter.wgsl.jinja",
         {
             "tile": tile,
             "sums": Sums(),
@@ -213,16 +199,16 @@ def generate_digit_scatter(
             "halves": 1 if _is_short(node.bits) else 2,
             "outside": rows.outside.lines,
             "digit": {"lines": digit, "value": value},
-            "totals": load_code(rows, node.totals, bin),
-            "before": load_code(rows, node.before, part, bin),
+            "totals": rows.load(node.totals, bin),
+            "before": rows.load(node.before, part, bin),
             "payloads": payloads,
             "stores": [
-                store_code(rows, name, code, target_place)
+                rows.store(name, code, target_place)
                 for name, code in zip(outputs_of(node), moved, strict=True)
             ],
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=tile.nbytes + BINS * 4,
@@ -243,7 +229,6 @@ def generate_digit_counts(
     bin, part = iteration("bin", node.bins), iteration("part", node.parts)
     return builder.finish(
         "digit_counts",
-        "digit_counts.wgsl.jinja",
         {
             "total": builder.index(total),
             "parts": builder.index(node.parts),
@@ -255,10 +240,10 @@ def generate_digit_counts(
             "names": names,
             "digits": digits,
             "values": values,
-            "store": store_code(rows, node.output, "counted", part, bin),
+            "store": rows.store(node.output, "counted", part, bin),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.ranges) * node.length,
         workgroup_nbytes=node.bins * 4,
@@ -276,18 +261,17 @@ def generate_part_sums(node: PartSums, buffers: dict[str, Buffer], target: Targe
     bin, part = iteration("bin", BINS), iteration("part", node.parts)
     return builder.finish(
         "part_sums",
-        "part_sums.wgsl.jinja",
         {
             "sums": sums,
             "total": builder.index(total),
             "shares": shares,
             "parts": builder.index(node.parts),
-            "count": load_code(rows, node.counts, part, bin),
-            "store": store_code(rows, node.before, "before", part, bin),
-            "store_total": store_code(rows, node.totals, "carried", bin),
+            "count": rows.load(node.counts, part, bin),
+            "store": rows.store(node.before, "before", part, bin),
+            "store_total": rows.store(node.totals, "carried", bin),
         },
         workgroup_size=WORKGROUP,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product(node.extents),
         workgroup_nbytes=sums.nbytes,

@@ -50,7 +50,6 @@ class _TransposeKernel:
     def generate(self) -> KernelCall:
         tiling, builder = self.found.tiling, self.builder
         count = product(self.counts)
-        grid = fold_grid(count, builder.target)
         place = delinearize(iteration("tile", count), self.counts)
         where = [
             f"let {name!r} = {builder.index(value)};"
@@ -63,17 +62,15 @@ class _TransposeKernel:
         ]
         return builder.finish(
             "transpose",
-            "transpose.wgsl.jinja",
             {
-                "workgroup_size": tiling.workgroup,
                 "count": builder.index(count),
-                "checked": grid[1] is not ONE,
+                "checked": fold_grid(count, builder.target)[1] is not ONE,
                 "tiles": [{"name": name, "type": type_, "size": size} for name, type_, _ in types],
                 "load_lines": where + self._load_lines(),
                 "store_lines": self._store_lines(),
             },
             workgroup_size=tiling.workgroup,
-            grid=grid,
+            workgroups=count,
             origins=group_origins(self.group.members),
             flops=group_flops(self.group),
             workgroup_nbytes=sum(size * nbytes for _, _, nbytes in types),

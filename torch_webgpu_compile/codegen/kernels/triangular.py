@@ -13,13 +13,11 @@ from ...symbolic.sizes import (
     ceildiv,
     delinearize,
     iteration,
-    linearize,
     power_of_two_at_least,
     product,
 )
 from ...target import Target
-from ..values import Scope
-from .builder import KernelBuilder, fold_grid
+from .builder import Computed, KernelBuilder
 
 _WIDEST = 16  # right-hand sides of a workgroup: invocations of a row that read 64 bytes together
 _FEWEST = 32  # invocations of a workgroup: GPUs run so many at a time, whatever they are for
@@ -52,22 +50,12 @@ def generate_triangular_solve(
     at_batch: dict[Symbol, Expr] = dict(zip(outer, lead, strict=True))
     (m,), (k,), (n,) = (numbered(p, (s,)) for p, s in (("m", rows), ("k", rows), ("n", columns)))
 
-    def code(body: Scalar, **at: Expr) -> dict[str, object]:
-        """Statements, and the value after them."""
-        scope = Scope()
-        symbols = {"m": m, "k": k, "n": n}
-        place = at_batch | {symbols[name]: expr for name, expr in at.items()}
-        value = builder.renderer([place], scope).render(body).code
-        return {"lines": scope.lines, "value": value}
-
-    def address(line: Expr) -> str:
-        return builder.index(linearize([*lead, line, column], output.strides) + output.offset)
+    def computed(body: Scalar, at: dict[Symbol, Expr]) -> Computed:
+        return builder.compute(body, [at_batch | at])
 
     return builder.finish(
         "triangular_solve",
-        "triangular_solve.wgsl.jinja",
         {
-            "workgroup_size": workgroup,
             "width": width,
             "rows": builder.index(rows),
             "columns": builder.index(columns),
@@ -75,15 +63,15 @@ def generate_triangular_solve(
             "total": builder.index(total),
             "load": builder.bindings.function(node.output, "load"),
             "store": builder.bindings.function(node.output, "store"),
-            "at_row": address(row),
-            "at_step": address(step),
+            "at_row": builder.address(node.output, [*lead, row, column]),
+            "at_step": builder.address(node.output, [*lead, step, column]),
             "type": output.dtype.compute,
-            "rhs": code(node.rhs, m=row, n=column),
-            "factor": code(node.matrix, m=row, k=step),
-            "diagonal": None if node.unit else code(node.matrix, m=step, k=step),
+            "rhs": computed(node.rhs, {m: row, n: column}),
+            "factor": computed(node.matrix, {m: row, k: step}),
+            "diagonal": None if node.unit else computed(node.matrix, {m: step, k: step}),
         },
         workgroup_size=workgroup,
-        grid=fold_grid(total, target),
+        workgroups=total,
         origins=node.origins,
         flops=product((*node.batch, rows, rows, columns)),
         iterations=loop_iterations(rows, workgroup // width),

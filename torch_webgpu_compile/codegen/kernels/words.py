@@ -25,8 +25,8 @@ def load_words(
     builder: KernelBuilder,
     node: Contraction,
     body: Scalar,
-    axis: str,
     outer: tuple[str, Sequence[Expr]],
+    axis: str,
     tile: int,
     inner_tile: int,
 ) -> TileLoad:

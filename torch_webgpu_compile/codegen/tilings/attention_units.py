@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir.access import is_multiple_of
 from ...symbolic.sizes import Expr, ceildiv, magnitude
 from ...target import MatrixConfig, Target
-from .units import PADDING_NBYTES, InUnits, Unit
+from .units import PADDING_NBYTES, InUnits, Unit, dialect_of
 
 SHARING = 4
 """Invocations of a subgroup that have a row of scores together."""
@@ -147,15 +146,6 @@ _MOST_REGISTERS = 168  # of 255, which addresses and a row's scores need too
 _FEWEST_QUERIES = 17
 
 
-def attention_units_candidates(
-    config: MatrixConfig, lanes: int
-) -> Iterator[tuple[AttentionUnitsTiling, int]]:
-    """All tilings, best first, with the workgroups of an H200 that each wants."""
-    factor, _, *unit = config
-    for shape, wanted in _SHAPES:
-        yield AttentionUnitsTiling(Unit(*unit), factor, lanes, *shape), wanted
-
-
 def choose_attention_units_tiling(
     heads: Expr, queries: Expr, sizes: tuple[int, int], config: MatrixConfig, target: Target
 ) -> AttentionUnitsTiling | None:
@@ -168,7 +158,9 @@ def choose_attention_units_tiling(
     count = magnitude(queries)
     if count is not None and count < _FEWEST_QUERIES:
         return None
-    for tiling, wanted in attention_units_candidates(config, target.subgroup_size):
+    factor, _, *unit = config
+    for shape, wanted in _SHAPES:
+        tiling = AttentionUnitsTiling(Unit(*unit), factor, target.subgroup_size, *shape)
         tiles = magnitude(heads * ceildiv(queries, tiling.queries))
         few = tiles is not None and tiles < target.machine.scaled(wanted)
         wasteful = count is not None and tiling.queries >= 2 * count
@@ -178,19 +170,16 @@ def choose_attention_units_tiling(
 
 
 def attention_units_fit(
-    tiling: AttentionUnitsTiling,
-    sizes: tuple[int, int],
-    target: Target,
-    queries_are_kept: bool = False,
+    tiling: AttentionUnitsTiling, sizes: tuple[int, int], target: Target
 ) -> bool:
     """Whether a tiling can compute heads of these sizes within the target's limits."""
     if not tiling.is_whole:
         return False
-    widths = tiling.widths(*sizes)
+    widths, are_kept = tiling.widths(*sizes), dialect_of(target) == "lanes"
     return (
         tiling.registers(*widths) <= _MOST_REGISTERS
         and tiling.workgroup <= target.max_workgroup_invocations
-        and tiling.workgroup_nbytes(*widths, queries_are_kept) <= target.max_workgroup_nbytes
+        and tiling.workgroup_nbytes(*widths, are_kept) <= target.max_workgroup_nbytes
     )
 
 
@@ -317,19 +306,14 @@ def choose_attention_gradient_units_tiling(
 
 
 def attention_gradient_units_fit(
-    tiling: AttentionGradientUnitsTiling,
-    sizes: tuple[int, int],
-    by_keys: bool,
-    target: Target,
-    owned_are_kept: bool = False,
+    tiling: AttentionGradientUnitsTiling, sizes: tuple[int, int], by_keys: bool, target: Target
 ) -> bool:
     """Whether a tiling can compute heads of these sizes within the target's limits."""
     if not tiling.is_whole:
         return False
-    widths = tiling.widths(*sizes)
-    nbytes = tiling.workgroup_nbytes(*widths, by_keys, owned_are_kept)
+    widths, are_kept = tiling.widths(*sizes), dialect_of(target) == "lanes"
     return (
         tiling.registers(*widths, by_keys) <= _MOST_REGISTERS
         and tiling.workgroup <= target.max_workgroup_invocations
-        and nbytes <= target.max_workgroup_nbytes
+        and tiling.workgroup_nbytes(*widths, by_keys, are_kept) <= target.max_workgroup_nbytes
     )

@@ -56,9 +56,8 @@ def _word_axis(axis: str, inner: Expr) -> str:
     Four words along the inner dimension are one access, four along the other one are four bytes
     each of as many inner neighbours. Else a word is loaded at a time.
     """
-    if axis == "inner":
-        return axis if is_multiple_of(inner, VECTOR * VECTOR) else "scalar_inner"
-    return axis
+    is_single = axis == "inner" and not is_multiple_of(inner, VECTOR * VECTOR)
+    return "scalar_inner" if is_single else axis
 
 
 def contraction_tilings(

@@ -36,38 +36,34 @@ _WORKGROUP, _WAIT = 10_000, 55_000
 _REGISTERS = 64  # of an invocation, besides sums of taps
 
 
+_SINGLE = ConvolutionWindows((1,), (1,), (0,), (1,))  # across a plane that is one line
+
+
 @dataclass(frozen=True, slots=True)
 class WindowAxis:
-    """A dimension of windows; without a number, one of a single position."""
+    """A dimension of windows."""
 
     windows: ConvolutionWindows
-    dim: int | None
+    dim: int
 
     @property
     def taps(self) -> int:
         """Elements of a window along it."""
-        return 1 if self.dim is None else self.windows.kernel[self.dim]
+        return self.windows.kernel[self.dim]
 
     @property
     def phases(self) -> int:
         """The number that an invocation's results are a multiple of, so that all read alike."""
-        return 1 if self.dim is None or not self.windows.transposed else self._stride
-
-    @property
-    def _stride(self) -> int:
-        return 1 if self.dim is None else self.windows.stride[self.dim]
+        return self.windows.stride[self.dim] if self.windows.transposed else 1
 
     def read_at(self, position: int, tap: int) -> int | None:
         """See `ConvolutionWindows.read_at`."""
-        return 0 if self.dim is None else self.windows.read_at(self.dim, position, tap)
+        return self.windows.read_at(self.dim, position, tap)
 
     def advance(self, results: int) -> int:
         """How much further the next run of so many results reads."""
-        return results // self.phases if self.phases > 1 else results * self._forward
-
-    @property
-    def _forward(self) -> int:
-        return 1 if self.dim is None or self.windows.transposed else self._stride
+        forward = 1 if self.windows.transposed else self.windows.stride[self.dim]
+        return results // self.phases if self.phases > 1 else results * forward
 
     def reach(self, results: int) -> tuple[int, int]:
         """The first and the last position that a run of results reads, from where it starts."""
@@ -84,7 +80,7 @@ def _reach(axis: WindowAxis, results: int) -> tuple[int, int]:
 def axes_of(windows: ConvolutionWindows) -> tuple[WindowAxis, WindowAxis]:
     """The axis of lines, and that of elements of a line."""
     if len(windows.kernel) == 1:
-        return WindowAxis(windows, None), WindowAxis(windows, 0)
+        return WindowAxis(_SINGLE, 0), WindowAxis(windows, 0)
     return WindowAxis(windows, 0), WindowAxis(windows, 1)
 
 

@@ -382,10 +382,6 @@ _BRIEF_BY_SIZE = (
 )
 _BRIEF_FEW_ROWS = MatmulTiling(16, 64, 8, 4, 4, False, 8)
 
-# Those of the tilings without slices and strips, whose sums take the memory of the tiles, that are
-# faster with factors of f16 in half of it; none was measured.
-_FASTER_IN_HALVES: frozenset[MatmulTiling] = frozenset()
-
 # What is measured under ``mode="max-autotune"``: rows, columns, inner, register tile, slices.
 _MEASURED = (
     *(tiling for tiling, _ in _BY_SIZE),
@@ -435,11 +431,6 @@ def fits(tiling: MatmulTiling, itemsize: int, axes: Sequence[str], target: Targe
         tiling.workgroup <= target.max_workgroup_invocations
         and tiling.workgroup_nbytes(itemsize, axes) <= target.max_workgroup_nbytes
     )
-
-
-def keeps_halves(tiling: MatmulTiling, problem: MatmulProblem, target: Target) -> bool:
-    """Whether factors of f16 stay so in workgroup memory, to be converted for each use."""
-    return problem.factor == "f16" and target.has_float16 and tiling in _FASTER_IN_HALVES
 
 
 def matmul_candidates(problem: MatmulProblem, target: Target) -> Iterator[MatmulTiling]:

@@ -5,8 +5,9 @@ Elements narrower than 32 bits are packed in words; vectors are one access where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...dtypes import DType, Kind, int64_in_words
 from ...ir.access import ACCESS_NBYTES, VECTOR
@@ -151,29 +152,32 @@ def _load(dtype: DType, x: str, element: str) -> list[str]:
     return [f"  return {value_of(dtype, f'({word} >> ({bit}))')};"]
 
 
+def _load_vector(count: int, dtype: DType, x: str, element: str) -> list[str]:
+    """So many elements of a dtype that is not packed."""
+    if element.startswith(f"vec{count}"):
+        return [f"  return {_widen(dtype, f'{x}[i]', f'vec{count}')};"]
+    lanes = [_widen(dtype, f"{x}[{count} * i + {k}]", "") for k in range(count)]
+    return [f"  return vec{count}<{dtype.compute}>({', '.join(lanes)});"]
+
+
 def _load2(dtype: DType, x: str, element: str) -> list[str]:
-    if element.startswith("vec2"):
-        return [f"  return {_widen(dtype, f'{x}[i]', 'vec2')};"]
     if element.startswith("vec4"):
         half = f"select({x}[i >> 1u].xy, {x}[i >> 1u].zw, (i & 1) == 1)"
         return [f"  return {_widen(dtype, half, 'vec2')};"]
-    lanes = [_widen(dtype, f"{x}[2 * i + {k}]", "") for k in range(PAIR)]
-    return [f"  return vec2<{dtype.compute}>({', '.join(lanes)});"]
+    return _load_vector(PAIR, dtype, x, element)
 
 
-def _store2(dtype: DType, x: str, element: str) -> list[str]:
-    if element.startswith("vec2"):
-        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec2')};"]
-    return [f"  {x}[2 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xy")]
+def _store_vector(count: int, dtype: DType, x: str, element: str) -> list[str]:
+    """So many elements of a dtype that is not packed."""
+    if element.startswith(f"vec{count}"):
+        return [f"  {x}[i] = {_narrow(dtype, 'v', f'vec{count}')};"]
+    values = [_narrow(dtype, f"v.{c}", "") for c in "xyzw"[:count]]
+    return [f"  {x}[{count} * i + {k}] = {value};" for k, value in enumerate(values)]
 
 
 def _load4(dtype: DType, x: str, element: str) -> list[str]:
-    if dtype.packing == 1 and element.startswith("vec4"):
-        return [f"  return {_widen(dtype, f'{x}[i]', 'vec4')};"]
     if dtype.packing == 1:
-        lanes = [_widen(dtype, f"{x}[4 * i + {k}]", "") for k in range(VECTOR)]
-        return [f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
-
+        return _load_vector(VECTOR, dtype, x, element)
     if dtype.packing == 4:
         lanes = [value_of(dtype, f"(w >> {8 * k}u)") for k in range(4)]
         head = f"  let w = {_word(x, element, 'i')};"
@@ -185,25 +189,17 @@ def _load4(dtype: DType, x: str, element: str) -> list[str]:
     return [head, f"  return vec4<{dtype.compute}>({', '.join(lanes)});"]
 
 
-def _words(dtype: DType, x: str, element: str) -> list[str]:
-    """Four words as they are, of a dtype that is packed in words."""
-    if element.startswith("vec4"):
+def _words(count: int, dtype: DType, x: str, element: str) -> list[str]:
+    """So many words as they are, of a dtype that is packed in words."""
+    if element.startswith(f"vec{count}"):
         return [f"  return {x}[i];"]
-    words = [_word(x, element, f"4 * i + {k}") for k in range(VECTOR)]
-    return [f"  return vec4<u32>({', '.join(words)});"]
+    words = [_word(x, element, f"{count} * i + {k}") for k in range(count)]
+    return [f"  return vec{count}<u32>({', '.join(words)});"]
 
 
 def _whole_word(dtype: DType, x: str, element: str) -> list[str]:
     """A word as it is, of a dtype that is packed in words."""
     return [f"  return {_word(x, element, 'i')};"]
-
-
-def _pairs(dtype: DType, x: str, element: str) -> list[str]:
-    """Two words as they are, of a dtype that is packed in words."""
-    if element.startswith("vec2"):
-        return [f"  return {x}[i];"]
-    words = [_word(x, element, f"2 * i + {k}") for k in range(PAIR)]
-    return [f"  return vec2<u32>({', '.join(words)});"]
 
 
 def _word(x: str, element: str, at: str) -> str:
@@ -234,12 +230,8 @@ def _store(dtype: DType, x: str, element: str) -> list[str]:
 
 
 def _store4(dtype: DType, x: str, element: str) -> list[str]:
-    if dtype.packing == 1 and element.startswith("vec4"):
-        return [f"  {x}[i] = {_narrow(dtype, 'v', 'vec4')};"]
     if dtype.packing == 1:
-        return [
-            f"  {x}[4 * i + {k}] = {_narrow(dtype, f'v.{c}', '')};" for k, c in enumerate("xyzw")
-        ]
+        return _store_vector(VECTOR, dtype, x, element)
     lane = [bits_of(dtype, f"v.{c}") for c in "xyzw"]
 
     def put(at: str, word: str) -> str:
@@ -284,15 +276,15 @@ def _add(dtype: DType, x: str, element: str) -> list[str]:
     ]
 
 
-_BODIES = {
+_BODIES: dict[str, Callable[[DType, str, str], list[str]]] = {
     "load": _load,
     "load2": _load2,
     "load4": _load4,
-    "words": _words,
+    "words": partial(_words, VECTOR),
     "word": _whole_word,
-    "pairs": _pairs,
+    "pairs": partial(_words, PAIR),
     "store": _store,
-    "store2": _store2,
+    "store2": partial(_store_vector, PAIR),
     "store4": _store4,
     "add": _add,
 }

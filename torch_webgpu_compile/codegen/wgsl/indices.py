@@ -41,7 +41,7 @@ from ...symbolic.sizes import (
 )
 from ..hardening.spelling import int64_of
 from .literals import literal
-from .op_table import op_code
+from .op_table import COMPARISONS, OPERATORS, op_code
 
 NameOf = Callable[[Atom | Parameter], str]
 """The WGSL name of an index symbol, or of what depends on sizes alone."""
@@ -112,7 +112,7 @@ def render_wide(expr: Expr, place: Callable[[Expr], Expr], name_of: NameOf, int6
 def _joined(name: str, codes: Sequence[str], int64: DType) -> str:
     """An operation on int64s, from the first to the last; the operator has no parentheses."""
     if int64 is dtypes.int64:
-        return {"add": " + ", "sub": " - ", "mul": " * "}[name].join(codes)
+        return f" {OPERATORS[name]} ".join(codes)
     return reduce(lambda left, right: op_code(name, int64, (left, right)), codes)
 
 
@@ -267,7 +267,7 @@ def render_comparisons(
     name: str, lefts: Sequence[Expr], rights: Sequence[Expr], name_of: NameOf
 ) -> list[str]:
     """A comparison in each lane, or only the first when it decides for all."""
-    sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}[name]
+    sign = COMPARISONS[name]
     differences = [a - b for a, b in zip(lefts, rights, strict=True)]
     # a < b for multiples of four decides for a + 1, a + 2 and a + 3 as well.
     grouped = (

@@ -8,12 +8,22 @@ named ``tw_…`` are defined in ``templates/math*.wgsl.jinja`` and included when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...dtypes import DType, Kind, int64_in_words
 from ...ir.scalar import POLYNOMIALS
 from ..hardening.spelling import opaque_results, suffix
 from ..values import vector_type
+
+# Those that WGSL has operators for: of numbers, and of integers alone.
+OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_BITWISE = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+
+
+def _infix(signs: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"({{0}} {sign} {{1}})" for name, sign in signs.items()}
+
 
 # Of floats: helpers of the op's name, of one argument and of two.
 _HELPERS = (
@@ -24,11 +34,9 @@ _PAIR_HELPERS = (
     "floor_divide trunc_divide remainder fmod minimum maximum pow atan2 copysign nextafter ne zeta"
 )
 _FLOAT = {
+    **_infix(OPERATORS | COMPARISONS),
     **{name: f"tw_{name}{{v}}({{0}})" for name in _HELPERS.split()},
     **{name: f"tw_{name}{{v}}({{0}}, {{1}})" for name in f"{_PAIR_HELPERS} {POLYNOMIALS}".split()},
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
     "div": "({0} / {1})",
     "neg": "(-{0})",
     "abs": "abs({0})",
@@ -42,11 +50,6 @@ _FLOAT = {
     "ceil": "ceil({0})",
     "trunc": "trunc({0})",
     "round": "round({0})",  # WGSL rounds half to even, as PyTorch does
-    "eq": "({0} == {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
     "where": "select({2}, {1}, {0})",
 }
 _SINGLE = {
@@ -67,16 +70,11 @@ _DOUBLE = {
 }
 
 _INTEGER = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
+    **_infix(OPERATORS | COMPARISONS | _BITWISE),
     "trunc_divide": "({0} / {1})",
     "fmod": "({0} % {1})",
     "minimum": "min({0}, {1})",
     "maximum": "max({0}, {1})",
-    "bitwise_and": "({0} & {1})",
-    "bitwise_or": "({0} | {1})",
-    "bitwise_xor": "({0} ^ {1})",
     "bitwise_not": "(~{0})",
     "abs": "abs({0})",
     "sign": "sign({0})",
@@ -85,12 +83,6 @@ _INTEGER = {
     "ceil": "{0}",
     "trunc": "{0}",
     "round": "{0}",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
     "where": "select({2}, {1}, {0})",
 }
 

@@ -36,9 +36,21 @@ _WORD = re.compile(r"(?:tw_\w+|bf16_bits|floor_(?:div|mod)_index)\b")
 _ENTRY = "\0"
 
 
+def _entry_point(local: str, workgroup_size: int, total: str = "") -> str:
+    """`entry_point`, and the number ``id`` of a workgroup that is one of ``total``, where given."""
+    text = f"@compute @workgroup_size({workgroup_size})\n{entry_point(local)}{_ENTRY}"
+    if total:
+        text += "\n  let id = i32(group.y * groups.x + group.x);\n"
+        text += f"  if (id >= {total}) {{ return; }}"
+    return text
+
+
 @cache
 def _environment(exp: str, exp4: str) -> Environment:
-    """Templates by the names of the functions that are `fast_exp` of one and of four numbers."""
+    """Templates by the names of the functions that are `fast_exp` of one and of four numbers.
+
+    The filter ``statements`` prints one below the other, with so many spaces before each.
+    """
     environment = Environment(
         loader=PackageLoader("torch_webgpu_compile", "templates"),
         undefined=StrictUndefined,
@@ -46,8 +58,9 @@ def _environment(exp: str, exp4: str) -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.globals["entry_point"] = lambda local: entry_point(local) + _ENTRY
+    environment.globals["entry_point"] = _entry_point
     environment.globals["fast_exp"], environment.globals["fast_exp4"] = exp, exp4
+    environment.filters["statements"] = lambda lines, indent=0: f"\n{' ' * indent}".join(lines)
     return environment
 
 
@@ -63,7 +76,7 @@ def parameter_names(sizes: Sequence[Parameter]) -> dict[Parameter, str]:
 
 def render_template(template: str, inputs: dict[str, Any], target: Target) -> str:
     """The text of a template alone; ``inputs``: exactly what it names at its top."""
-    return environment_of(target).get_template(template).render(inputs)
+    return environment_of(target).get_template(f"{template}.wgsl.jinja").render(inputs)
 
 
 def render_module(
@@ -72,7 +85,7 @@ def render_module(
     """A WGSL module: bindings, the helpers that are used, and the template's text.
 
     Args:
-        template: file name in ``templates/``.
+        template: its name in ``templates/``.
         bindings: after all code that uses buffers has been rendered into ``inputs``.
         parameters: the sizes in the uniform buffer, in order.
         inputs: exactly what the template names at its top.

@@ -7,6 +7,7 @@ value that is equal in all four lanes is computed once as a scalar.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from ... import dtypes
@@ -66,52 +67,44 @@ from .op_table import WRAPPING, op_row
 from .storage import Bindings
 
 
+@dataclass(eq=False)
 class Renderer:
     """Renders scalars at one point (or four neighbouring points) of an iteration space.
 
-    Args:
+    Attributes:
         bindings: records buffer accesses.
         names: gives unique names within the kernel.
         name_of: the WGSL names of kernel-level index symbols and of sizes.
         lanes: for each lane, the value of every iteration symbol as an expression of kernel-level
-            symbols. member: gives the value of a buffer computed in this kernel, or None to load it
-            from memory. predicate: a scalar bool expression guarding every load (tail of a row), or
-            None. outer: a renderer of an enclosing scope (a row around its elements), or None.
-            belongs_outside: whether a node has one value in the whole enclosing scope. branches:
-            whether a choice between memories is a branch, for one that seldom goes the first way.
-            wide: the scope, around this one and others, of accesses that serve several of them;
-            None where each loads for itself.
+            symbols.
+        member: gives the value of a buffer computed in this kernel, or None to load it from memory.
+        predicate: a scalar bool expression guarding every load (tail of a row), or None.
+        outer: a renderer of an enclosing scope (a row around its elements), or None.
+        belongs_outside: whether a node has one value in the whole enclosing scope.
+        branches: whether a choice between memories is a branch, for one that seldom goes the first
+            way.
+        wide: the scope, around this one and others, of accesses that serve several of them; None
+            where each loads for itself.
     """
 
-    def __init__(
-        self,
-        bindings: Bindings,
-        names: UniqueNames,
-        name_of: NameOf,
-        lanes: Sequence[Mapping[Symbol, Expr]],
-        scope: Scope,
-        member: Callable[[Load], Text | None] = lambda load: None,
-        predicate: str | None = None,
-        outer: Renderer | None = None,
-        belongs_outside: Callable[[Scalar], bool] = lambda node: False,
-        branches: bool = False,
-        wide: Scope | None = None,
-    ) -> None:
-        self.bindings = bindings
-        self.in_wgsl = bindings.target.in_wgsl
+    bindings: Bindings
+    names: UniqueNames
+    name_of: NameOf
+    lanes: Sequence[Mapping[Symbol, Expr]]
+    scope: Scope
+    member: Callable[[Load], Text | None] = lambda load: None
+    predicate: InitVar[str | None] = None
+    outer: Renderer | None = None
+    belongs_outside: Callable[[Scalar], bool] = lambda node: False
+    branches: bool = False
+    wide: Scope | None = None
+    masked: int = field(default=0, init=False)
+    _prepared: set[Scalar] = field(default_factory=set, init=False)
+
+    def __post_init__(self, predicate: str | None) -> None:
+        self.in_wgsl = self.bindings.target.in_wgsl
         self.int64 = self.in_wgsl(dtypes.int64)
-        self.names = names
-        self.name_of = name_of
-        self.lanes = lanes
-        self.scope = scope
-        self.member = member
-        self.outer = outer
-        self.belongs_outside = belongs_outside
-        self.branches = branches
-        self.wide = wide
         self.predicates: tuple[Text | str, ...] = () if predicate is None else (predicate,)
-        self.masked = 0
-        self._prepared: set[Scalar] = set()
 
     def render(self, root: Scalar) -> Text:
         """The value of ``root``; statements go to the open scope."""
@@ -207,8 +200,7 @@ class Renderer:
         addresses, gathers = self._places(node)
         if not (self._is_uniform(gathers) and self._are_neighbours(node, addresses, gathers)):
             return None
-        function = self._load_function(node, "pairs", gathers)
-        return f"{function}({self._address(addresses[0] // VECTOR, gathers, 0, VECTOR)})"
+        return self._access(node, "pairs", addresses[0] // VECTOR, gathers, unit=VECTOR)
 
     def _places(self, node: Load) -> tuple[list[Expr], list[Gather]]:
         """The terms of a load's address in each lane: index expressions, and gathers from data."""
@@ -253,9 +245,8 @@ class Renderer:
                 return self._shared_load(node, addresses[0], self.wide)
             return self._scalar_load(node, addresses[0], gathers, 0)
         if uniform and self._are_neighbours(node, addresses, gathers):
-            function = self._load_function(node, "load4", gathers)
-            at = self._address(as_expr(0) + addresses[0] // VECTOR, gathers, 0, VECTOR)
-            return self.let(f"{function}({at})", VECTOR, node.dtype)
+            code = self._access(node, "load4", addresses[0] // VECTOR, gathers, unit=VECTOR)
+            return self.let(code, VECTOR, node.dtype)
         parts = [self._scalar_load(node, a, gathers, k).code for k, a in enumerate(addresses)]
         dtype = self.in_wgsl(node.dtype)
         return self.let(in_lanes(dtype, parts), VECTOR, dtype)
@@ -302,9 +293,8 @@ class Renderer:
         kind = dtype if dtype.packing == 1 else dtypes.uint32
 
         def load() -> Text:
-            function = self._load_function(node, verb, gathers)
-            at = self._address(first // width, gathers, 0, width)
-            return self.let(f"{function}({at})", VECTOR, kind)
+            code = self._access(node, verb, first // width, gathers, unit=width)
+            return self.let(code, VECTOR, kind)
 
         key = (verb, node.buffer, first, tuple(gathers), self.predicates)
         words = self._in_scope(wide, key, load)
@@ -342,21 +332,26 @@ class Renderer:
         if not are_aligned_neighbours(addresses):
             return None
         count = len(addresses)
-        function = self._load_function(node, "word" if count == VECTOR else "words", [])
-        at = self._address(addresses[0] // count, [], 0, count)
-        return self.let(f"{function}({at})", count // VECTOR, dtypes.uint32)
+        verb = "word" if count == VECTOR else "words"
+        code = self._access(node, verb, addresses[0] // count, [], unit=count)
+        return self.let(code, count // VECTOR, dtypes.uint32)
 
     def _scalar_load(self, node: Load, address: Expr, gathers: list[Gather], lane: int) -> Text:
-        function = self._load_function(node, "load", gathers)
-        at = self._address(address, gathers, lane, 1)
-        return self.let(f"{function}({at})", 1, self.in_wgsl(node.dtype))
+        code = self._access(node, "load", address, gathers, lane)
+        return self.let(code, 1, self.in_wgsl(node.dtype))
 
-    def _load_function(self, node: Load, verb: str, gathers: list[Gather]) -> str:
+    def _access(
+        self,
+        node: Load,
+        verb: str,
+        affine: Expr,
+        gathers: list[Gather],
+        lane: int = 0,
+        unit: int = 1,
+    ) -> str:
+        """What an access to so many elements gives; ``affine`` counts those accesses."""
         function = self.bindings.function(node.buffer, verb)
         self.bindings.gather(node, bool(gathers))
-        return function
-
-    def _address(self, affine: Expr, gathers: list[Gather], lane: int, unit: int) -> str:
         start = render_index(affine, self.name_of)
         code = start
         if gathers and len(affine.terms) > 1:  # what a search adds each of its positions to
@@ -374,7 +369,7 @@ class Renderer:
                 p if isinstance(p, str) else p.lane(lane) for p in self.predicates
             )
             code = f"select(0, {code}, {condition})"
-        return code
+        return f"{function}({code})"
 
     def _masked(self, node: Masked) -> Text:
         condition = self.render(node.condition)
