@@ -267,6 +267,24 @@ def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     return Value(dtypes.int64, mask.sizes, before)
 
 
+@lowers(aten.masked_scatter.default)
+def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Value) -> Value:
+    """``self``, where masked replaced by the next element of ``source`` in row-major order.
+
+    The mask broadcasts to the result. An element of ``source`` that is missing is reported as an
+    index out of range.
+    """
+    sizes = builder.out.sizes
+    if self.is_empty or source.is_empty:
+        return self
+    chosen = expand(mask, sizes)
+    position = _number_among_chosen(builder, chosen).body
+    flat_source = reshape(source, [source.numel])
+    # Where nothing is masked the position means nothing; what is loaded there is not looked at.
+    taken = flat_source.at([data_index(builder, position, source.numel, None)])
+    return builder.pointwise(masked(chosen.body, taken, expand(self, sizes).body), sizes)
+
+
 def _scatter_along(
     builder: Builder, self: Value, dim: int, index: Value, src: Operand, accumulate: bool
 ) -> Value:

@@ -15,7 +15,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, product
-from .builder import Builder, as_value, operand
+from .builder import Builder, operand
 from .promotion import Operand, compute_dtype
 from .registry import lowers
 from .value import Value, broadcast_index, positions, reshape, zeros
@@ -348,13 +348,3 @@ def lower_vector_norm(
     elif ord not in (0, 1):
         body = apply("pow", body, const(1, compute) / exponent)
     return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
-
-
-def summed(builder: Builder, value: Value, dims: Sequence[int], dtype: DType) -> Value:
-    """Σ over dimensions, computed wide and returned in ``dtype``."""
-    split = Reducing(value, dims_of(value, dims))
-    if not split.dims:
-        return as_value(value, value.sizes, dtype)
-    body = cast(split.body(), compute_dtype(dtype))
-    result = split.reduce(builder, "sum", body, keepdim=False, name="sum")
-    return converted(builder, result, dtype)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Const, Index, Scalar, apply, cast, const, neutral, walk, where
+from ..ir.scalar import Const, Index, Scalar, apply, cast, const, neutral, scalar_symbols, where
 from ..ir.spaces import symbol_keys
 from ..symbolic.sizes import (
     ONE,
@@ -25,7 +25,6 @@ from ..symbolic.sizes import (
     linearize,
     magnitude,
     product,
-    symbols_of,
     upper_bound,
 )
 from .builder import Builder, as_value, masked
@@ -169,7 +168,7 @@ class Updates:
 
     def moved(self, entry: IndexLike, at: Sequence[IndexLike]) -> Scalar:
         """``entry``, a scalar over the coordinates of the updates, at the update ``at``."""
-        scalar = Index(entry) if isinstance(entry, Expr) else entry
+        scalar = _scalar(entry)
         return Value(scalar.dtype, self.ranges, scalar).at(at)
 
     def reached(self, here: Sequence[Expr]) -> list[Scalar]:
@@ -342,7 +341,7 @@ class _Sorted:
         read = {
             known[symbol]
             for dim in updates.compared
-            for symbol in _symbols(updates.index[dim])
+            for symbol in scalar_symbols(_scalar(updates.index[dim]))
             if symbol in known
         }
         self.rows = sorted(read)
@@ -456,16 +455,9 @@ class _Sorted:
         )
 
 
+def _scalar(entry: IndexLike) -> Scalar:
+    return Index(entry) if isinstance(entry, Expr) else entry
+
+
 def _is_small(count: Expr) -> bool:
     return count.is_constant and int(count) < 1 << 31
-
-
-def _symbols(entry: IndexLike) -> set[object]:
-    """The symbols that an index depends on."""
-    if isinstance(entry, Expr):
-        return set(symbols_of(entry))
-    found: set[object] = set()
-    for node in walk(entry):
-        if isinstance(node, Index):
-            found |= symbols_of(node.expr)
-    return found
