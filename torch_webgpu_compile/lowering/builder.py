@@ -290,9 +290,10 @@ class Builder:
         for k, result in enumerate(self.results):
             name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
             layout = None if strides is None else strides[k]
-            made.append(
-                result and self.new_buffer(result.dtype, result.sizes, name, strides=layout)
-            )
+            if result is None:
+                made.append(None)
+            else:
+                made.append(self.new_buffer(result.dtype, result.sizes, name, strides=layout))
         return made
 
     def plain(self, value: Value) -> Buffer:

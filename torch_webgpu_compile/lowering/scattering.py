@@ -195,11 +195,11 @@ def updates_along(
     value, index = _at_least_1d(value), _at_least_1d(index)
     dim %= value.rank
     at = positions(index.sizes)
-    is_tensor = isinstance(source, Value) and source.rank
-    given = source if is_tensor else as_value(source, index.sizes, value.dtype)
+    if not (isinstance(source, Value) and source.rank):
+        source = as_value(source, index.sizes, value.dtype)
     places: list[IndexLike] = list(at)
     places[dim] = data_index(builder, index.body, value.sizes[dim], dim)
-    return Updates(value, index.sizes, tuple(places), cast(given.at(at), value.dtype))
+    return Updates(value, index.sizes, tuple(places), cast(source.at(at), value.dtype))
 
 
 def updates_of_slices(

@@ -217,12 +217,6 @@ def unsqueeze(value: Value, dim: int) -> Value:
     return reshape(value, [*value.sizes[:dim], ONE, *value.sizes[dim:]])
 
 
-def squeeze(value: Value, dims: Sequence[int]) -> Value:
-    """A value without the dimensions of ``dims`` that have size 1."""
-    drop = {dim % max(value.rank, 1) for dim in dims}
-    return reshape(value, [s for k, s in enumerate(value.sizes) if not (k in drop and s is ONE)])
-
-
 def in_range(position: Expr, size: Expr) -> list[Scalar]:
     """Conditions for 0 ≤ position < size that are not always true."""
     conditions = []
