@@ -26,8 +26,8 @@ aten = torch.ops.aten
 
 _EXACT = """
 abs angle bitwise_not ceil clamp clamp.Tensor clamp_max clamp_min clone floor frac hardtanh
-isfinite isinf isnan leaky_relu logical_not nan_to_num neg positive
-prims.convert_element_type relu relu6 round sign signbit square threshold trunc add.Tensor
+isinf isnan leaky_relu logical_not nan_to_num neg positive
+prims.convert_element_type relu round sign signbit threshold trunc add.Tensor
 clamp_max.Tensor clamp_min.Tensor copysign.Tensor eq.Tensor fmax fmin ge.Tensor gt.Tensor
 heaviside le.Tensor logical_and logical_or logical_xor lt.Tensor maximum minimum mul.Tensor
 ne.Tensor nextafter sub.Tensor threshold_backward

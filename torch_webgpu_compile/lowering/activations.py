@@ -24,12 +24,6 @@ def hardtanh(x: Scalar, min_val: Number = -1.0, max_val: Number = 1.0) -> Scalar
     return apply("minimum", apply("maximum", x, min_val), max_val)
 
 
-@lowers_elementwise(aten.relu6.default)
-def relu6(x: Scalar) -> Scalar:
-    """``min(max(x, 0), 6)``; NaN stays NaN."""
-    return hardtanh(x, 0.0, 6.0)
-
-
 @lowers_elementwise(aten.gelu.default)
 def gelu(x: Scalar, *, approximate: str = "none") -> Scalar:
     """``x · Φ(x)`` with Φ by erf, or by its tanh approximation for ``approximate="tanh"``."""
@@ -104,7 +98,7 @@ def softplus(x: Scalar, beta: Number = 1.0, threshold: Number = 20.0) -> Scalar:
 @lowers_elementwise(aten.hardsigmoid.default)
 def hardsigmoid(x: Scalar) -> Scalar:
     """``min(max(x + 3, 0), 6) / 6``."""
-    return relu6(x + 3) / 6
+    return hardtanh(x + 3, 0.0, 6.0) / 6
 
 
 @lowers_elementwise(aten.hardswish.default)

@@ -198,21 +198,10 @@ class Builder:
         return self.load(buffer)
 
     def contract(
-        self, dtype: DType, sizes: Sequence[Expr], ranges: Contraction, *, name: str = ""
-    ) -> Value:
-        """Adds a `Contraction`, given without output and origins, that writes ``sizes``."""
-        buffer = self.new_buffer(dtype, sizes, self._named(name))
-        lhs, rhs = self.finished(ranges.lhs), self.finished(ranges.rhs)
-        self.nodes.append(
-            replace(ranges, output=buffer.name, lhs=lhs, rhs=rhs, origins=(self.origin,))
-        )
-        return self.load(buffer)
-
-    def depthwise(
         self,
         dtype: DType,
         sizes: Sequence[Expr],
-        node: DepthwiseConvolution | DepthwiseWeightGradient,
+        node: Contraction | DepthwiseConvolution | DepthwiseWeightGradient,
         *,
         name: str = "",
     ) -> Value:
@@ -268,15 +257,7 @@ class Builder:
             strides: of each result, in elements; row-major where there are none.
             changed, on_device: as `HostCall` says.
         """
-        made: list[Buffer | None] = []
-        for k, result in enumerate(self.results):
-            name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
-            layout = None if strides is None else strides[k]
-            made.append(
-                None
-                if result is None
-                else self.new_buffer(result.dtype, result.sizes, name, strides=layout)
-            )
+        made = self._result_buffers(strides)
         names = tuple(buffer.name for buffer in made if buffer is not None)
         if not names:
             effect = self.new_buffer(dtypes.int32, (ZERO,), origin=BufferOrigin.EFFECT)
@@ -297,17 +278,27 @@ class Builder:
     ) -> tuple[Value, ...]:
         """Adds a `UserKernel`, which gives the current operator's results."""
         given = tuple(HostBuffer(self.plain(value).name) for value in inputs)
-        made = []
-        for k in range(len(self.results)):
-            result = self.result(k)
-            name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
-            made.append(self.new_buffer(result.dtype, result.sizes, name))
+        made = [buffer for buffer in self._result_buffers() if buffer is not None]
         names = tuple(buffer.name for buffer in made)
         finished = tuple(map(self.finished, numbers))
         self.nodes.append(
             UserKernel(names, given, kernel, finished, grid, iterations, origins=(self.origin,))
         )
         return tuple(map(self.load, made))
+
+    def _result_buffers(
+        self, strides: Sequence[Sequence[Expr] | None] | None = None
+    ) -> list[Buffer | None]:
+        """A buffer for each result of the current operator that is a tensor."""
+        made: list[Buffer | None] = []
+        for k, result in enumerate(self.results):
+            name = self.hint if len(self.results) == 1 else f"{self.hint}_{k}"
+            layout = None if strides is None else strides[k]
+            if result is None:
+                made.append(None)
+            else:
+                made.append(self.new_buffer(result.dtype, result.sizes, name, strides=layout))
+        return made
 
     def plain(self, value: Value) -> Buffer:
         """`materialize`, as a contiguous buffer from the start of its memory."""

@@ -22,7 +22,7 @@ from .builder import Builder
 from .convolution_geometry import Geometry, axes_of, contraction_of
 from .matmul import add_scaled
 from .promotion import compute_dtype
-from .reductions import converted, summed
+from .reductions import Reducing, converted
 from .registry import NotLowered, lowers
 from .transposed_convolution import by_taps, in_phases, makes_few_channels, phases_of
 from .value import Value, channelwise, has_no_elements, positions, zeros
@@ -117,7 +117,7 @@ def _depthwise(
         image=cast(input.at([image, in_channel, *at]), wide),
         weight=cast(weight.at([*pair, *taps]), wide),
     )
-    return builder.depthwise(dtype, sizes, node, name=name)
+    return builder.contract(dtype, sizes, node, name=name)
 
 
 def _reduced(
@@ -215,7 +215,10 @@ def lower_convolution_backward(
         grad_bias = zeros([as_expr(size) for size in sizes], grad_output.dtype)
     elif output_mask[2] and builder.is_used(2):
         dims = [k for k in range(grad_output.rank) if k != 1]
-        grad_bias = summed(builder, grad_output, dims, grad_output.dtype)
+        split = Reducing(grad_output, dims)
+        body = cast(split.body(), compute_dtype(grad_output.dtype))
+        total = split.reduce(builder, "sum", body, keepdim=False, name="sum")
+        grad_bias = converted(builder, total, grad_output.dtype)
     return grad_input, grad_weight, grad_bias
 
 
@@ -291,4 +294,4 @@ def _depthwise_weight_gradient(
         moved=cast(slow.at([image, channel, *at]), wide),
         image=cast(fast.at([image, channel // rows, *read]), wide),
     )
-    return builder.depthwise(weight.dtype, weight.sizes, node, name="weight")
+    return builder.contract(weight.dtype, weight.sizes, node, name="weight")

@@ -8,7 +8,7 @@ those of the arguments themselves). Source: ``torch/_higher_order_ops/auto_funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,9 +186,7 @@ def lower_custom(
     ``results``: fake tensors, and others. Raises UnsupportedOp for arguments that cannot be passed.
     """
     overload = call.overload
-    for signature in builder.results:
-        if signature is not None:
-            check_sizes(builder, str(overload), signature.sizes)
+    check_sizes(builder, str(overload))
 
     def given(argument: Any) -> Any:
         if isinstance(argument, FxNode):
@@ -227,19 +225,3 @@ def _host_buffer(builder: Builder, value: Value, node: FxNode) -> HostBuffer:
 def _dense_strides(builder: Builder, fake: Tensor) -> tuple[Expr, ...] | None:
     sizes, strides = builder.reader.sizes(fake.shape), builder.reader.strides(fake.stride())
     return strides if is_dense_layout(sizes, strides) else None
-
-
-def leaves_of(value: Any) -> Iterator[Any]:
-    """The results of an operator, also those in lists, in order."""
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from leaves_of(item)
-    else:
-        yield value
-
-
-def nested_like(value: Any, results: Iterator[Any]) -> Any:
-    """``results`` in tuples as they are in ``value``."""
-    if isinstance(value, (tuple, list)):
-        return tuple(nested_like(item, results) for item in value)
-    return next(results)

@@ -17,8 +17,7 @@ from .builder import Builder, masked
 from .index_checks import data_index
 from .promotion import compute_dtype
 from .registry import NotLowered, lowers
-from .scatter_reductions import are_few
-from .scattering import scatter
+from .scattering import are_few, scatter
 from .sorting import binary_search
 from .value import Value, positions, zeros
 

@@ -26,17 +26,15 @@ def host_call(
     keywords: Mapping[str, Any],
 ) -> tuple[Value | None, ...]:
     """Lowers a call to a `HostCall`; raises UnsupportedOp when the host cannot run it either."""
-    for signature in builder.results:
-        if signature is not None:
-            check_sizes(builder, str(overload), signature.sizes)
+    check_sizes(builder, str(overload))
     encoded = tuple(encode(builder, value) for value in arguments)
     named = tuple((name, encode(builder, value)) for name, value in keywords.items())
     return builder.host(str(overload), encoded, named)
 
 
-def check_sizes(builder: Builder, op: str, sizes: Sequence[Expr]) -> None:
-    """Raises UnsupportedOp for a result whose size depends on data."""
-    for size in sizes:
+def check_sizes(builder: Builder, op: str) -> None:
+    """Raises UnsupportedOp for a result of the current operator whose size depends on data."""
+    for size in (size for result in builder.results if result for size in result.sizes):
         if any(symbol.name not in builder.reader.known for symbol in symbols_of(size)):
             raise UnsupportedOp(
                 op,

@@ -65,20 +65,6 @@ def _strided(node: FxNode) -> list[torch.Tensor]:
     return []
 
 
-def has_tensor(value: Any) -> bool:
-    """Whether a tensor is anywhere in nested arguments."""
-    if isinstance(value, (tuple, list)):
-        return any(has_tensor(item) for item in value)
-    return isinstance(value, torch.Tensor)
-
-
-def flatten(value: Any) -> list[Any]:
-    """The leaves of nested tuples and lists."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in flatten(item)]
-    return [value]
-
-
 def identifier(name: str) -> str:
     """A name with nothing but letters, digits and underscores."""
     return re.sub(r"\W", "_", name)

@@ -26,23 +26,26 @@ from ..target import Target
 from ..torch_ops.assertions import ASSERTIONS
 from ..torch_ops.dtypes import dtype_of
 from ..torch_ops.foreign import NO_IMPLEMENTATION
-from ..torch_private import OpOverload, unset_fake_temporarily
+from ..torch_private import (
+    OpOverload,
+    tree_any,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+    unset_fake_temporarily,
+)
 from .builder import Builder, ResultType, as_value, whole_buffer
 from .custom_calls import (
     CustomCall,
     custom_call,
     is_custom,
-    leaves_of,
     lower_custom,
-    nested_like,
     runs_on_device,
 )
 from .fallback import host_call
 from .fx_nodes import (
     argument_updates,
     bytes_of,
-    flatten,
-    has_tensor,
     identifier,
     needed_nodes,
     shared_storages,
@@ -219,7 +222,7 @@ class _GraphLowering:
         elif is_custom(target):
             call = custom_call(node, self._argument, self.builder)
             self.values[node] = self._custom(node, call, node.meta.get("val"))
-        elif not has_tensor(node.meta.get("val")) and node.meta.get("val") is not None:
+        elif node.meta.get("val") is not None and not tree_any(_is_tensor, node.meta["val"]):
             self.values[node] = self._number(node)
         elif isinstance(target, OpOverload):
             self.values[node] = self._operator(node, target)
@@ -270,7 +273,7 @@ class _GraphLowering:
 
     def _custom(self, node: FxNode, call: CustomCall, results: Any) -> Any:
         """The results of an operator that others define."""
-        flat = list(leaves_of(results))
+        flat, nesting = tree_flatten(results)
         self._begin(node, call.overload, flat)
         on_device = runs_on_device(call.overload, node)
         if not on_device:
@@ -280,7 +283,7 @@ class _GraphLowering:
             self._symbolic(fake) if signature is None else _with_ones(value, signature)
             for fake, value, signature in zip(flat, values, self.builder.results, strict=True)
         ]
-        return nested_like(results, iter(made))
+        return tree_unflatten(made, nesting)
 
     def _mutation(self, node: FxNode) -> None:
         placeholder = node.args[0]
@@ -453,7 +456,7 @@ class _GraphLowering:
     ) -> DType | None:
         """A dtype among tensors in and out that has no kernels; numbers are always usable."""
         supports = self.builder.target.supports
-        found = flatten((arguments, tuple(keywords.values())))
+        found = tree_leaves((arguments, tuple(keywords.values())))
         values = [value for value in found if isinstance(value, Value)]
         for value in values:
             if not self._is_usable(value):
@@ -514,6 +517,10 @@ class _GraphLowering:
             _NO_FALLBACK_STEP,
             user_source(item),
         )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _no_kernels(dtype: DType) -> str:

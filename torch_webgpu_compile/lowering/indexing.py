@@ -21,7 +21,7 @@ from .pointwise import plus, scaled
 from .promotion import Operand
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
-from .scattering import scatter
+from .scattering import scatter, updated, updates_along, updates_of_slices
 from .value import (
     IndexLike,
     Value,
@@ -31,7 +31,6 @@ from .value import (
     has_no_elements,
     positions,
     reshape,
-    view,
     zeros,
 )
 
@@ -268,27 +267,31 @@ def _number_among_chosen(builder: Builder, mask: Value) -> Value:
     return Value(dtypes.int64, mask.sizes, before)
 
 
-def _at_least_1d(value: Value) -> Value:
-    return value if value.rank else view(value, [ONE], [])
+@lowers(aten.masked_scatter.default)
+def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Value) -> Value:
+    """``self``, where masked replaced by the next element of ``source`` in row-major order.
+
+    The mask broadcasts to the result. An element of ``source`` that is missing is reported as an
+    index out of range.
+    """
+    sizes = builder.out.sizes
+    if self.is_empty or source.is_empty:
+        return self
+    chosen = expand(mask, sizes)
+    position = _number_among_chosen(builder, chosen).body
+    flat_source = reshape(source, [source.numel])
+    # Where nothing is masked the position means nothing; what is loaded there is not looked at.
+    taken = flat_source.at([data_index(builder, position, source.numel, None)])
+    return builder.pointwise(masked(chosen.body, taken, expand(self, sizes).body), sizes)
 
 
 def _scatter_along(
     builder: Builder, self: Value, dim: int, index: Value, src: Operand, accumulate: bool
 ) -> Value:
-    sizes = self.sizes
     if index.is_empty or self.is_empty:
         return self
-    target, index = _at_least_1d(self), _at_least_1d(index)
-    dim %= target.rank
-    if isinstance(src, Value) and src.rank:
-        element = src.at(positions(index.sizes))
-    else:
-        element = as_value(src, index.sizes, self.dtype).body
-    body = cast(element, self.dtype)
-    places: list[IndexLike] = list(positions(index.sizes))
-    places[dim] = data_index(builder, index.body, target.sizes[dim], dim)
-    result = scatter(builder, target, index.sizes, places, body, accumulate)
-    return result if sizes else view(result, (), [ZERO])
+    updates = updates_along(builder, self, dim, index, src)
+    return reshape(updated(builder, updates, accumulate), self.sizes)
 
 
 @lowers(aten.scatter.src, aten.scatter.value)
@@ -316,15 +319,8 @@ def _rows(
     """Writes whole slices along ``dim`` at the positions in a vector."""
     if index.is_empty or self.is_empty:
         return self
-    if not self.rank:
-        whole = _rows(builder, _at_least_1d(self), 0, index, _at_least_1d(source), accumulate)
-        return view(whole, (), [ZERO])
-    dim %= self.rank
-    index, source = _at_least_1d(index), _at_least_1d(source)
-    at: list[IndexLike] = list(positions(source.sizes))
-    along = index.at([positions(source.sizes)[dim]])
-    at[dim] = data_index(builder, along, self.sizes[dim], dim)
-    return scatter(builder, self, source.sizes, at, cast(source.body, self.dtype), accumulate)
+    updates = updates_of_slices(builder, self, dim, index, source)
+    return reshape(updated(builder, updates, accumulate), self.sizes)
 
 
 @lowers(aten.index_add.default)

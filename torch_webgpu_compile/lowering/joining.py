@@ -12,7 +12,7 @@ from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, is_nonnegative
 from .builder import Builder, masked, operand
 from .registry import lowers
 from .symbols import literal
-from .value import Value, all_of, in_range, positions, unsqueeze, zeros
+from .value import Value, all_of, in_range, positions, reshape, slice_dim, unsqueeze, zeros
 from .views import slice_start, wrapped
 
 aten = torch.ops.aten
@@ -42,6 +42,17 @@ def concatenated(
         most = builder.target.max_storage_buffers - 1
         parts = [_join(builder, group, dim, sizes, dtype) for group in _groups(parts, most)]
     return _join(builder, parts, dim, sizes, dtype)
+
+
+def in_one_buffer(builder: Builder, values: Sequence[Value]) -> list[Value]:
+    """Values of one dtype as parts of a buffer, for a kernel that cannot bind one for each."""
+    flat = [reshape(value, [value.numel]) for value in values]
+    both = concatenated(builder, flat, 0, [ZERO], values[0].dtype)
+    start, found = ZERO, []
+    for value in values:
+        found.append(reshape(slice_dim(both, 0, start, value.numel), value.sizes))
+        start = start + value.numel
+    return found
 
 
 def _buffers_of(parts: Sequence[Value]) -> set[str]:

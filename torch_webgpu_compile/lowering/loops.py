@@ -10,14 +10,14 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.nodes import Scan, carry_name
 from ..ir.scalar import Local, Scalar, cast, loads_of
-from ..symbolic.sizes import ZERO, Expr, as_expr, contiguous_strides
+from ..symbolic.sizes import Expr, as_expr, contiguous_strides
 from ..torch_ops.elementwise import Operand, Reference
 from ..torch_ops.scans import ScanFunction, parsed
 from .builder import Builder, operand
 from .elementwise import lowered_steps
-from .joining import concatenated
+from .joining import in_one_buffer
 from .registry import NotLowered, lowers
-from .value import IndexLike, Value, broadcast_index, positions, reshape, slice_dim, zeros
+from .value import IndexLike, Value, broadcast_index, positions, zeros
 
 
 @lowers(torch.ops.webgpu.scan.default)
@@ -89,13 +89,10 @@ def _within_bindings(builder: Builder, values: Sequence[Value], written: int) ->
     read = {load.buffer for value in values for load in loads_of(value.body)}
     if len(read) + written <= builder.target.max_storage_buffers:
         return found
-    for dtype, numbers in places.items():
-        flat = [reshape(found[k], [found[k].numel]) for k in numbers]
-        both = concatenated(builder, flat, 0, [ZERO], dtype)
-        start = ZERO
-        for k, part in zip(numbers, flat, strict=True):
-            found[k] = reshape(slice_dim(both, 0, start, part.sizes[0]), found[k].sizes)
-            start = start + part.sizes[0]
+    for numbers in places.values():
+        parts = in_one_buffer(builder, [found[k] for k in numbers])
+        for k, part in zip(numbers, parts, strict=True):
+            found[k] = part
     return found
 
 

@@ -10,11 +10,12 @@ import torch
 from .. import dtypes
 from ..dtypes import DType
 from ..ir.attention_nodes import Attention, AttentionGradient
-from ..ir.scalar import Index, Scalar, apply, cast, const, loads_of
+from ..ir.scalar import Scalar, apply, cast, const, loads_of
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, contiguous_strides, floordiv, linearize
 from ..torch_ops.attention_ops import AttentionOptions
 from ..torch_ops.score_functions import parsed
-from .builder import Builder, masked, operand
+from .builder import Builder, operand
+from .joining import in_one_buffer
 from .random import BITS, random_bits
 from .registry import NotLowered, lowers
 from .score_functions import lowered_function
@@ -137,7 +138,7 @@ def lower_attention_backward(
     head = h * group + g
     row = [b, head, m]
     scores = (batch, heads, queries, keys)
-    options = _mask_within_bindings(builder, options, [query, key, value, grad], scores)
+    options = _mask_within_bindings(builder, options, [query, key, value, grad])
     others = [query, key, value, grad, *_tensors(options)]
     rows = [logsumexp] if options.safe else [select(logsumexp, 0, ZERO), select(logsumexp, 0, ONE)]
     logsumexp, *rest, delta = _within_bindings(builder, [*rows, delta], others)
@@ -223,19 +224,10 @@ def _within_bindings(builder: Builder, rows: list[Value], others: list[Value]) -
     read = {o.buffer for value in (*rows, *others) for o in loads_of(value.body)}
     if len(read) + 2 <= builder.target.max_storage_buffers:  # two results
         return rows
-    sizes = (as_expr(len(rows)), *rows[0].sizes)
-    which, *row = positions(sizes)
-    body = cast(rows[-1].at(row), F32)
-    for k, value in reversed(list(enumerate(rows[:-1]))):
-        here = apply("eq", Index(which), const(k, dtypes.int64))
-        body = masked(here, cast(value.at(row), F32), body)
-    both = builder.pointwise(body, sizes, name="statistics")
-    return [select(both, 0, as_expr(k)) for k in range(len(rows))]
+    return in_one_buffer(builder, [row.cast(F32) for row in rows])
 
 
-def _mask_within_bindings(
-    builder: Builder, options: Options, inputs: list[Value], sizes: tuple[Expr, ...]
-) -> Options:
+def _mask_within_bindings(builder: Builder, options: Options, inputs: list[Value]) -> Options:
     """Bias and `replaced` in one buffer where a kernel cannot bind both beside its other inputs."""
     bias, replaced = options.bias, options.replaced
     if bias is None or replaced is None:
@@ -243,17 +235,9 @@ def _mask_within_bindings(
     read = {o.buffer for value in (*inputs, *_tensors(options)) for o in loads_of(value.body)}
     if len(read) + 3 <= builder.target.max_storage_buffers:  # statistics and two results, too
         return options
-    which, *at = positions((as_expr(2), *sizes))
-    here = apply("eq", Index(which), const(0, dtypes.int64))
-    body = masked(here, _float(bias, at), _float(replaced, at))
-    both = builder.pointwise(body, (as_expr(2), *sizes), name="mask")
-    holds = select(both, 0, ONE)
-    is_replaced = apply("ne", holds.body, const(0.0, F32))
-    return replace(
-        options,
-        bias=select(both, 0, ZERO),
-        replaced=Value(dtypes.bool_, holds.sizes, is_replaced),
-    )
+    bias, holds = in_one_buffer(builder, [bias.cast(F32), replaced.cast(F32)])
+    is_replaced = Value(dtypes.bool_, holds.sizes, apply("ne", holds.body, 0))
+    return replace(options, bias=bias, replaced=is_replaced)
 
 
 def _tensors(options: Options) -> list[Value]:

@@ -14,12 +14,12 @@ import torch
 from .. import dtypes
 from ..dtypes import DType, Kind
 from ..ir.nodes import Contraction
-from ..ir.scalar import Scalar, apply, cast, const, where
+from ..ir.scalar import Scalar, apply, cast, where
 from ..symbolic.sizes import ONE, ZERO, Expr
 from .builder import Builder, operand
 from .pointwise import elementwise, plus, scaled, times
 from .promotion import Operand, compute_dtype
-from .reductions import Reducing, converted
+from .reductions import Reducing, converted, norm_of_sum, norm_term
 from .registry import lowers
 from .value import (
     Value,
@@ -236,29 +236,14 @@ def lower_trilinear(
 
 
 def _norm_terms(difference: Scalar, p: Operand) -> tuple[str, Scalar]:
-    """How a p-norm reduces differences: the kind of reduction and its body.
-
-    0, 1, 2 and infinity are never symbols.
-    """
-    magnitude = abs(difference)
-    if p == 0:
-        counted = cast(apply("ne", difference, 0), difference.dtype)
-        return ("sum", where(apply("isnan", difference), difference, counted))
-    if p == 1:
-        return "sum", magnitude
-    if p == 2:
-        return "sum", apply("square", difference)
+    """How a p-norm reduces differences: the kind of reduction and its body."""
     if p == float("inf"):
         # PyTorch compares, which NaN never wins.
-        return ("maximum", where(apply("isnan", difference), 0, magnitude))
-    return ("sum", apply("pow", magnitude, operand(p, (), difference.dtype)))
-
-
-def _root(total: Scalar, p: Operand) -> Scalar:
-    if p in (0, 1, float("inf")):
-        return total
-    root = const(1, total.dtype) / operand(p, (), total.dtype)
-    return apply("sqrt", total) if p == 2 else apply("pow", total, root)
+        return ("maximum", where(apply("isnan", difference), 0, abs(difference)))
+    term = norm_term(difference, p)
+    if p == 0:
+        term = where(apply("isnan", difference), difference, term)
+    return "sum", term
 
 
 @lowers(aten._cdist_forward.default)
@@ -277,4 +262,5 @@ def lower_cdist(
     right = cast(x2.at(broadcast_index(x2, [*batch, column, r])), dtype)
     kind, body = _norm_terms(left - right, p)
     total = builder.reduce(kind, body, sizes, (depth,), name="terms")
-    return builder.pointwise(cast(_root(total.body, p), x1.dtype), sizes)
+    norm = total.body if kind == "maximum" else norm_of_sum(total.body, p)
+    return builder.pointwise(cast(norm, x1.dtype), sizes)

@@ -171,7 +171,7 @@ def lower_group_norm(
     return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
 
 
-@lowers(aten.native_batch_norm.default)
+@lowers(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default)
 def lower_batch_norm(
     builder: Builder,
     input: Value,
@@ -182,26 +182,41 @@ def lower_batch_norm(
     training: bool,
     momentum: Operand,
     eps: Operand,
-) -> tuple[Value, Value, Value]:
+) -> tuple[Value, ...]:
     """(output, mean, 1/std) of [N, C, *space], with statistics over all but the channels.
 
     Without running statistics those of the batch are used; in evaluation the running ones, and then
-    the saved statistics are empty. Raises NotLowered: in training with running statistics, which it
-    would have to change.
+    the saved statistics are empty. The functional operator has two results more, the new running
+    statistics. Raises NotLowered: in training for another one that would have to change them.
     """
-    if training and running_mean is None:
-        out, mean, rstd, _ = _batch_norm_training(builder, input, weight, bias, eps)
-        return out, _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
-    if training or running_mean is None or running_var is None:
+    running = [value for value in (running_mean, running_var) if value is not None]
+    is_functional = len(builder.results) > 3
+    if bool(running) == training and not (is_functional and running):
         raise NotLowered("batch norm that changes its arguments")
-    out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-    return out, builder.zeros(1), builder.zeros(2)
+    if training:
+        dims = [k for k in range(input.rank) if k != 1]
+        body, mean, rstd, var = _normalized(builder, input, dims, eps)
+        body = _affine_by_channel(body, input, weight, bias)
+        out = builder.pointwise(cast(body, builder.out.dtype), input.sizes)
+        saved = _statistic(builder, mean, 1), _statistic(builder, rstd, 2)
+        if is_functional:
+            count = count_scalar(input.numel // input.sizes[1], mean.dtype)
+            running = [
+                _blend(builder, running[0], mean, momentum, const(1, mean.dtype)),
+                _blend(builder, running[1], var, momentum, count / (count - 1)),
+            ]
+    else:
+        mean, var = running
+        out = _batch_norm_output(builder, input, weight, bias, mean, var, eps)
+        saved = builder.zeros(1), builder.zeros(2)
+    changed = enumerate(running, 3) if is_functional else ()
+    return out, *saved, *(_statistic(builder, value, k) for k, value in changed)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def lower_batch_norm_eval(
     builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
-) -> tuple[Value, Value, Value]:
+) -> tuple[Value, ...]:
     """`lower_batch_norm` in evaluation; ``rest`` is (mean, variance, momentum, eps).
 
     One pointwise body over [N, C, *space], so that it can be the epilogue of a convolution.
@@ -213,7 +228,7 @@ def lower_batch_norm_eval(
 @lowers(aten._native_batch_norm_legit.no_stats)
 def lower_batch_norm_no_stats(
     builder: Builder, input: Value, weight: Value | None, bias: Value | None, *rest: Any
-) -> tuple[Value, Value, Value]:
+) -> tuple[Value, ...]:
     """`lower_batch_norm` with statistics of the batch; ``rest`` is (training, momentum, eps)."""
     return lower_batch_norm(builder, input, weight, bias, None, None, True, *rest[1:])
 
@@ -242,16 +257,6 @@ def _batch_norm_output(
     return builder.pointwise(cast(body, builder.out.dtype), input.sizes)
 
 
-def _batch_norm_training(
-    builder: Builder, input: Value, weight: Value | None, bias: Value | None, eps: Operand
-) -> tuple[Value, Value, Value, Value]:
-    """(output, mean, rstd, variance) with statistics of the batch, in the compute dtype."""
-    dims = [k for k in range(input.rank) if k != 1]
-    body, mean, rstd, var = _normalized(builder, input, dims, eps)
-    body = _affine_by_channel(body, input, weight, bias)
-    return builder.pointwise(cast(body, builder.out.dtype), input.sizes), mean, rstd, var
-
-
 def _blend(builder: Builder, old: Value, new: Value, momentum: Operand, unbias: Scalar) -> Value:
     """(1 − momentum) · old + momentum · new · unbias."""
     dtype = compute_dtype(old.dtype)
@@ -259,29 +264,3 @@ def _blend(builder: Builder, old: Value, new: Value, momentum: Operand, unbias: 
     kept = cast(old.body, dtype) * (1 - share)
     fresh = cast(reshape(new, old.sizes).body, dtype) * cast(unbias, dtype)
     return builder.pointwise(cast(kept + fresh * share, dtype), old.sizes, name="running")
-
-
-@lowers(aten._native_batch_norm_legit_functional.default)
-def lower_batch_norm_functional(
-    builder: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: Operand,
-    eps: Operand,
-) -> tuple[Value | None, ...]:
-    """(output, saved mean, saved rstd, new running mean, new running variance)."""
-    if not training:
-        out = _batch_norm_output(builder, input, weight, bias, running_mean, running_var, eps)
-        running = _statistic(builder, running_mean, 3), _statistic(builder, running_var, 4)
-        return out, builder.zeros(1), builder.zeros(2), *running
-    out, mean, rstd, var = _batch_norm_training(builder, input, weight, bias, eps)
-    count = count_scalar(input.numel // input.sizes[1], mean.dtype)
-    unbias = count / (count - 1)
-    new_mean = _blend(builder, running_mean, mean, momentum, const(1, mean.dtype))
-    new_var = _blend(builder, running_var, var, momentum, unbias)
-    statistics = enumerate((mean, rstd, new_mean, new_var), 1)
-    return out, *(_statistic(builder, value, k) for k, value in statistics)

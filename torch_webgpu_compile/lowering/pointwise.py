@@ -127,12 +127,6 @@ for _name in _SAME_UNARY.split():
     _register_unary(_name, to_float=False)
 
 
-@lowers_elementwise(aten.square.default)
-def square(x: Scalar) -> Scalar:
-    """``x · x``; integers wrap."""
-    return apply("square", x)
-
-
 @lowers(aten.round.decimals)
 def lower_round_decimals(builder: Builder, self: Value, *, decimals: int) -> Value:
     """x rounded to a number of decimal places, ties to even; integers are returned as they are.
@@ -455,14 +449,6 @@ def _register_float_test(name: str) -> None:
 
 _register_float_test("isnan")
 _register_float_test("isinf")
-
-
-@lowers_elementwise(aten.isfinite.default)
-def isfinite(x: Scalar) -> Scalar:
-    """Whether an element is neither infinite nor NaN, as bool; True of integers and bools."""
-    if not x.dtype.is_float:
-        return const(True, dtypes.bool_)
-    return ~(apply("isnan", x) | apply("isinf", x))
 
 
 @lowers_elementwise(aten.signbit.default)

@@ -33,7 +33,7 @@ from ..ir.sorting_nodes import (
     RowSort,
 )
 from ..ir.spaces import iteration_symbols
-from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, maximum, upper_bound
+from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, contiguous_strides, maximum, upper_bound
 from ..target import Target
 from .builder import Builder
 from .sort_keys import KeyWord, key_words
@@ -270,12 +270,7 @@ def _move(
 def _by_digit(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
     """Strides of counts of (rows…, parts, digits) with the parts of a digit as neighbours."""
     *rows, parts, bins = sizes
-    strides = []
-    stride = parts * bins
-    for size in reversed(rows):
-        strides.append(stride)
-        stride = stride * size
-    return (*reversed(strides), ONE, parts)
+    return (*contiguous_strides((*rows, bins, parts))[:-2], ONE, parts)
 
 
 def _count_digits(

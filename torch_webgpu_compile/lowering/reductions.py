@@ -15,7 +15,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..ir.scalar import Index, Scalar, apply, cast, const, where
 from ..symbolic.sizes import ONE, Expr, product
-from .builder import Builder, as_value, operand
+from .builder import Builder, operand
 from .promotion import Operand, compute_dtype
 from .registry import lowers
 from .value import Value, broadcast_index, positions, reshape, zeros
@@ -338,23 +338,21 @@ def lower_vector_norm(
         kind = "maximum" if ord > 0 else "minimum"
         result = split.reduce(builder, kind, abs(x), keepdim=keepdim, name="wide")
         return converted(builder, result)
-    powers = {0: cast(apply("ne", x, 0), compute), 1: abs(x), 2: apply("square", x)}
-    exponent = operand(ord, (), compute)
-    term = powers[int(ord)] if ord in powers else apply("pow", abs(x), exponent)
-    total = split.reduce(builder, "sum", term, keepdim=keepdim, name="sum")
-    body = total.body
-    if ord == 2:
-        body = apply("sqrt", body)
-    elif ord not in (0, 1):
-        body = apply("pow", body, const(1, compute) / exponent)
-    return builder.pointwise(cast(body, builder.out.dtype), total.sizes)
+    total = split.reduce(builder, "sum", norm_term(x, ord), keepdim=keepdim, name="sum")
+    body = cast(norm_of_sum(total.body, ord), builder.out.dtype)
+    return builder.pointwise(body, total.sizes)
 
 
-def summed(builder: Builder, value: Value, dims: Sequence[int], dtype: DType) -> Value:
-    """Σ over dimensions, computed wide and returned in ``dtype``."""
-    split = Reducing(value, dims_of(value, dims))
-    if not split.dims:
-        return as_value(value, value.sizes, dtype)
-    body = cast(split.body(), compute_dtype(dtype))
-    result = split.reduce(builder, "sum", body, keepdim=False, name="sum")
-    return converted(builder, result, dtype)
+def norm_term(x: Scalar, p: Operand) -> Scalar:
+    """What a p-norm sums up of an element; p is not infinite. 0, 1 and 2 are never symbols."""
+    powers = {0: cast(apply("ne", x, 0), x.dtype), 1: abs(x), 2: apply("square", x)}
+    return powers[int(p)] if p in powers else apply("pow", abs(x), operand(p, (), x.dtype))
+
+
+def norm_of_sum(total: Scalar, p: Operand) -> Scalar:
+    """The p-norm whose terms have this sum."""
+    if p in (0, 1):
+        return total
+    if p == 2:
+        return apply("sqrt", total)
+    return apply("pow", total, const(1, total.dtype) / operand(p, (), total.dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product as combinations
 from typing import Any
 
@@ -25,7 +26,7 @@ from .builder import Builder
 from .fx_nodes import bytes_of
 from .indexing import gathered
 from .promotion import compute_dtype
-from .registry import LoweringFunction, NotLowered, lowers
+from .registry import NotLowered, lowers
 from .scattering import scatter
 from .special import polynomial
 from .symbols import literal
@@ -260,68 +261,43 @@ def _factors(builder: Builder, rank: int, given: Sequence[float | None]) -> Fact
     return [*found, *([None] * rank)][:rank]
 
 
-def _register_nearest(name: str, rank: int, exact: bool) -> None:
-    taps = nearest_taps(exact)
+def _register(name: str, rank: int, make_taps: Callable[..., Taps], aligns: bool) -> None:
+    """Registers an interpolation of ``rank`` dimensions, and its gradient.
 
-    def forward(
-        builder: Builder, self: Value, output_size: Sequence[IntLike], *scales: float | None
-    ) -> Value:
-        return resample(builder, self, taps, _factors(builder, rank, scales))
+    The arguments behind the sizes are the factors of the dimensions, before them (``aligns``)
+    whether the corners are aligned: that is what ``make_taps`` is given.
+    """
 
-    def backward(
-        builder: Builder,
-        grad_output: Value,
-        output_size: Sequence[IntLike],
-        input_size: Sequence[IntLike],
-        *scales: float | None,
-    ) -> Value:
-        return resample_backward(builder, grad_output, taps, _factors(builder, rank, scales))
-
-    _register(name, forward, backward)
-
-
-def _register_smooth(name: str, rank: int, make_taps: Callable[[bool], Taps]) -> None:
-    def forward(
-        builder: Builder,
-        self: Value,
-        output_size: Sequence[IntLike],
-        align_corners: bool,
-        *scales: float | None,
-    ) -> Value:
-        factors = _factors(builder, rank, scales)
-        if self.dtype is dtypes.uint8 and rank == 2:
+    def forward(builder: Builder, self: Value, output_size: Sequence[IntLike], *rest: Any) -> Value:
+        align, factors = rest[:aligns], _factors(builder, rank, rest[aligns:])
+        if self.dtype is dtypes.uint8 and align and rank == 2:
             cubic = make_taps is cubic_taps
             return resample_uint8(
-                builder, self, cubic=cubic, antialias=False, align=align_corners, factors=factors
+                builder, self, cubic=cubic, antialias=False, align=align[0], factors=factors
             )
-        return resample(builder, self, make_taps(align_corners), factors)
+        return resample(builder, self, make_taps(*align), factors)
 
     def backward(
         builder: Builder,
         grad_output: Value,
         output_size: Sequence[IntLike],
         input_size: Sequence[IntLike],
-        align_corners: bool,
-        *scales: float | None,
+        *rest: Any,
     ) -> Value:
-        taps = make_taps(align_corners)
-        return resample_backward(builder, grad_output, taps, _factors(builder, rank, scales))
+        align, factors = rest[:aligns], _factors(builder, rank, rest[aligns:])
+        return resample_backward(builder, grad_output, make_taps(*align), factors)
 
-    _register(name, forward, backward)
-
-
-def _register(name: str, forward: LoweringFunction, backward: LoweringFunction) -> None:
     lowers(getattr(aten, name).default)(forward)
     lowers(getattr(aten, f"{name}_backward").default)(backward)
 
 
 for _rank in (1, 2, 3):
-    _register_nearest(f"upsample_nearest{_rank}d", _rank, exact=False)
-    _register_nearest(f"_upsample_nearest_exact{_rank}d", _rank, exact=True)
-_register_smooth("upsample_linear1d", 1, linear_taps)
-_register_smooth("upsample_bilinear2d", 2, linear_taps)
-_register_smooth("upsample_trilinear3d", 3, linear_taps)
-_register_smooth("upsample_bicubic2d", 2, cubic_taps)
+    _register(f"upsample_nearest{_rank}d", _rank, partial(nearest_taps, False), aligns=False)
+    _register(f"_upsample_nearest_exact{_rank}d", _rank, partial(nearest_taps, True), aligns=False)
+_register("upsample_linear1d", 1, linear_taps, aligns=True)
+_register("upsample_bilinear2d", 2, linear_taps, aligns=True)
+_register("upsample_trilinear3d", 3, linear_taps, aligns=True)
+_register("upsample_bicubic2d", 2, cubic_taps, aligns=True)
 
 
 # -- uint8 images --------------------------------------------------------------------------------
@@ -488,8 +464,7 @@ def _register_antialiased(name: str, cubic: bool) -> None:
         self: Value,
         output_size: Sequence[IntLike],
         align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
+        *scales: float | None,
     ) -> Value:
         """Antialiased interpolation of uint8 images [N, C, H, W]; see `resample_uint8`.
 
@@ -504,7 +479,7 @@ def _register_antialiased(name: str, cubic: bool) -> None:
             cubic=cubic,
             antialias=True,
             align=align_corners,
-            factors=(scales_h, scales_w),
+            factors=_factors(builder, 2, scales),
         )
 
 

@@ -17,12 +17,11 @@ from .. import dtypes
 from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
 from ..symbolic.sizes import ONE, Expr, as_expr, ceildiv, magnitude, upper_bound
 from .builder import Builder, masked
-from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import compute_dtype
 from .reductions import converted
 from .registry import lowers
-from .value import Value, all_of, expand, in_range, positions, reshape, zeros
+from .value import Value, all_of, in_range, positions, zeros
 
 aten = torch.ops.aten
 
@@ -211,24 +210,3 @@ def _register_extreme(name: str, kind: str) -> None:
 
 _register_extreme("cummax", "maximum")
 _register_extreme("cummin", "minimum")
-
-
-@lowers(aten.masked_scatter.default)
-def lower_masked_scatter(builder: Builder, self: Value, mask: Value, source: Value) -> Value:
-    """``self``, where masked replaced by the next element of ``source`` in row-major order.
-
-    The mask broadcasts to the result. An element of ``source`` that is missing is reported as an
-    index out of range.
-    """
-    sizes = builder.out.sizes
-    if self.is_empty or source.is_empty:
-        return self
-    chosen = expand(mask, sizes)
-    flat = reshape(chosen, [chosen.numel]).cast(dtypes.int64)
-    count = inclusive_scan(builder, "sum", flat, 0)
-    rank = reshape(count, sizes) if count.rank else count
-    position = rank.body - 1
-    flat_source = reshape(source, [source.numel])
-    # Where nothing is masked the position means nothing; what is loaded there is not looked at.
-    taken = flat_source.at([data_index(builder, position, source.numel, None)])
-    return builder.pointwise(masked(chosen.body, taken, expand(self, sizes).body), sizes)

@@ -7,31 +7,27 @@ Source: ATen ``scatter_reduce``, ``scatter.reduce``, ``index_reduce``, ``as_stri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from .. import dtypes
-from ..dtypes import DType
-from ..ir.scalar import Index, Scalar, apply, cast, neutral, where
+from ..ir.scalar import Index, Scalar, apply, cast, where
 from ..symbolic.sizes import (
-    ONE,
     Expr,
     IntLike,
     as_expr,
     delinearize,
     linearize,
     product,
-    upper_bound,
 )
-from .builder import Builder, as_value, masked
+from .builder import Builder
 from .index_checks import data_index
 from .pointwise import larger, plus, smaller, times
 from .promotion import Operand, compute_dtype
 from .registry import NotLowered, lowers
-from .scans import inclusive_scan
-from .scattering import scatter
-from .sorting import binary_search, sort_along
-from .value import IndexLike, Value, all_of, in_range, positions, reshape, zeros
+from .scattering import Updates, reduced, scatter, updates_along, updates_of_slices
+from .value import IndexLike, Value, positions, reshape, zeros
 from .views import require_whole_storage
 
 aten = torch.ops.aten
@@ -48,111 +44,28 @@ _KINDS = {
 _COMBINE = {"sum": plus, "prod": times, "maximum": larger, "minimum": smaller}
 
 
-# n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
-_FEW = 4096
-
-
-def are_few(count: Expr) -> bool:
-    """Whether each result is compared with all of so many indices, rather than these sorted."""
-    most = upper_bound(count)
-    return most is not None and most <= _FEW
-
-
-def scatter_reduce(
-    builder: Builder,
-    value: Value,
-    dim: int,
-    index: Value,
-    source: Value,
-    reduce: str,
-    include_self: bool,
+def _reduced(
+    builder: Builder, updates: Updates, reduce: str, include_self: bool, sizes: Sequence[Expr]
 ) -> Value:
-    """Each element of ``value`` reduced with the elements of ``source`` whose ``index`` names it.
+    """Each element reduced with the updates that name it, in ``sizes``.
 
     ``reduce`` is a key of `_KINDS`. Raises NotLowered: for a mean of bools.
     """
-    kind = _KINDS[reduce]
-    count = index.sizes[dim]
+    value = updates.initial
     dtype = compute_dtype(value.dtype)
     if dtype is dtypes.bool_:
         if reduce == "mean":
             raise NotLowered("a mean of bools")
         dtype = dtypes.int32  # sums of 0 and 1, and which of them is the larger
-    if are_few(count):
-        total, hits = _compared(builder, value, dim, index, source, kind, dtype)
-    else:
-        total, hits = _of_sorted(builder, value, dim, index, source, kind, dtype)
-    return _combined(builder, value, total, hits, reduce, include_self)
-
-
-def _compared(
-    builder: Builder, value: Value, dim: int, index: Value, source: Value, kind: str, dtype: DType
-) -> tuple[Scalar, Scalar]:
-    """(the reduction of the sources of each element, how many they are), comparing each index."""
-    count = index.sizes[dim]
-    here = positions(value.sizes)
-    (r,) = positions((count,), "r")
-    at = [*here[:dim], r, *here[dim + 1 :]]
-    inside = _inside(at, index, dim)
-    named = data_index(builder, index.at(at), value.sizes[dim], dim)
-    hits = apply("eq", named, Index(here[dim]))
-    identity = neutral(kind, dtype)
-    body = masked(inside, where(hits, cast(source.at(at), dtype), identity), identity)
-    total = builder.reduce(kind, body, value.sizes, (count,), name="reduced").body
-    hit_count = masked(inside, cast(hits, dtypes.int32), 0)
-    return total, builder.reduce("sum", hit_count, value.sizes, (count,), name="hits").body
-
-
-def _inside(at: Sequence[Expr], index: Value, dim: int) -> Scalar:
-    """Whether a position is one of ``index``, apart from ``dim``."""
-    others = (in_range(at[k], index.sizes[k]) for k in range(index.rank) if k != dim)
-    return all_of([condition for conditions in others for condition in conditions])
-
-
-def _of_sorted(
-    builder: Builder, value: Value, dim: int, index: Value, source: Value, kind: str, dtype: DType
-) -> tuple[Scalar, Scalar]:
-    """`_compared` for any number of indices: sorted, so that those of an element are neighbours.
-
-    The sources in that order are scanned, and each element finds its last one by a binary search.
-    """
-    count = index.sizes[dim]
-    named = data_index(builder, index.body, value.sizes[dim], dim)
-    entries = builder.pointwise(named, index.sizes, name="named")
-    keys, places = sort_along(builder, entries, dim)
-    assert places is not None
-    at = positions(index.sizes)
-    ordered = cast(source.at([*at[:dim], places.body, *at[dim + 1 :]]), dtype)
-    sources = builder.pointwise(ordered, index.sizes, name="ordered")
-    scanned = inclusive_scan(builder, kind, sources, dim, keys=keys)
-    here = positions(value.sizes)
-    own = Index(here[dim])
-
-    def row(found: Value, position: Scalar) -> Scalar:
-        return found.at([*here[:dim], position, *here[dim + 1 :]])
-
-    inside = _inside(here, index, dim)
-    ends = masked(inside, binary_search(lambda p: row(keys, p) <= own, count), 0)
-    end = builder.pointwise(ends, value.sizes, name="end")
-    starts = masked(inside, binary_search(lambda p: row(keys, p) < own, count), 0)
-    start = builder.pointwise(starts, value.sizes, name="start")
-    last = apply("maximum", end.body - 1, 0)
-    total = masked(inside, row(scanned, last), neutral(kind, dtype))
-    return total, cast(end.body - start.body, dtypes.int32)
-
-
-def _combined(
-    builder: Builder, value: Value, total: Scalar, hits: Scalar, reduce: str, include_self: bool
-) -> Value:
-    """The reduction together with the initial contents."""
-    dtype = total.dtype
-    old = cast(value.body, dtype)
-    touched = hits > 0
-    result = _COMBINE[_KINDS[reduce]](old, total) if include_self else total
+    old, kind = cast(value.body, dtype), _KINDS[reduce]
+    wide = replace(updates, initial=value.cast(dtype), body=cast(updates.body, dtype))
+    total, hits = reduced(builder, wide, kind, is_counted=reduce == "mean")
+    result = _COMBINE[kind](old, total) if include_self else total
     if reduce == "mean":
         count = cast(apply("maximum", hits + int(include_self), 1), dtype)
         result = apply("div" if dtype.is_float else "floor_divide", result, count)
-    return builder.pointwise(cast(where(touched, result, old), value.dtype), value.sizes)
+    body = cast(where(hits > 0, result, old), value.dtype)
+    return reshape(builder.pointwise(body, value.sizes), sizes)
 
 
 def _along(
@@ -166,14 +79,8 @@ def _along(
 ) -> Value:
     if self.is_empty or index.is_empty:
         return self
-    sizes = self.sizes
-    if not self.rank:
-        self = reshape(self, [ONE])
-    if not index.rank:
-        index = reshape(index, [ONE])
-    source = src if isinstance(src, Value) and src.rank else as_value(src, index.sizes, self.dtype)
-    result = scatter_reduce(builder, self, dim % self.rank, index, source, reduce, include_self)
-    return reshape(result, sizes)
+    updates = updates_along(builder, self, dim, index, src)
+    return _reduced(builder, updates, reduce, include_self, self.sizes)
 
 
 @lowers(aten.scatter_reduce.two)
@@ -223,16 +130,8 @@ def lower_index_reduce(
     """
     if self.is_empty or index.is_empty:
         return self
-    if not self.rank:
-        single = as_value(source, (), self.dtype) if not source.rank else reshape(source, ())
-        return _along(builder, self, 0, index, single, reduce, include_self)
-    dim %= self.rank
-    if not source.rank:
-        source = reshape(source, [ONE])
-    vector = index if index.rank else reshape(index, [ONE])
-    along = positions(source.sizes)[dim]
-    spread = Value(index.dtype, source.sizes, vector.at([along]))
-    return _along(builder, self, dim, spread, source, reduce, include_self)
+    updates = updates_of_slices(builder, self, dim, index, source)
+    return _reduced(builder, updates, reduce, include_self, self.sizes)
 
 
 @lowers(aten.as_strided_scatter.default)

@@ -8,36 +8,40 @@ every element that they may change; many are sorted by the element that they nam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .. import dtypes
 from ..dtypes import DType
-from ..ir.scalar import Const, Index, Scalar, apply, cast, const, walk, where
+from ..ir.scalar import Const, Index, Scalar, apply, cast, const, neutral, scalar_symbols, where
 from ..ir.spaces import symbol_keys
 from ..symbolic.sizes import (
     ONE,
     ZERO,
     Expr,
     as_symbol,
+    contiguous_strides,
     delinearize,
     linearize,
     magnitude,
     product,
-    symbols_of,
     upper_bound,
 )
-from .builder import Builder, masked
+from .builder import Builder, as_value, masked
+from .index_checks import data_index
 from .pointwise import plus
+from .promotion import Operand
 from .reductions import converted
 from .registry import NotLowered
 from .scans import inclusive_scan
 from .sorting import binary_search, sort_last
-from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions
+from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions, reshape
 
 # A reduction compares every update with every element that it may change: 2^28 comparisons are
 # 10 ms on a large GPU, and about what a host needs for copies both ways of that much data.
 _MOST_COMPARISONS = 1 << 28
+# n² comparisons a row: at 4096 that is 16 M, about the work of a 256³ matrix product.
+_FEW = 4096
 _ATOMIC = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
 
 
@@ -56,10 +60,22 @@ def scatter(
     Raises NotLowered: for sums in a dtype without atomics (float64, uint64) that would need more
     than 2^28 comparisons of an update with an element.
     """
-    wide = _accumulator(initial.dtype) if accumulate else initial.dtype
-    updates = Updates(initial.cast(wide), tuple(ranges), tuple(index), cast(body, wide))
-    total = _updated(builder, updates, accumulate)
-    return converted(builder, total, initial.dtype)
+    updates = Updates(initial, tuple(ranges), tuple(index), body)
+    return updated(builder, updates, accumulate)
+
+
+def updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
+    """`scatter` of updates."""
+    dtype = updates.initial.dtype
+    wide = _accumulator(dtype) if accumulate else dtype
+    widened = replace(updates, initial=updates.initial.cast(wide), body=cast(updates.body, wide))
+    return converted(builder, _updated(builder, widened, accumulate), dtype)
+
+
+def are_few(count: Expr) -> bool:
+    """Whether each result is compared with all of so many indices, rather than these sorted."""
+    most = upper_bound(count)
+    return most is not None and most <= _FEW
 
 
 def _accumulator(dtype: DType) -> DType:
@@ -152,7 +168,7 @@ class Updates:
 
     def moved(self, entry: IndexLike, at: Sequence[IndexLike]) -> Scalar:
         """``entry``, a scalar over the coordinates of the updates, at the update ``at``."""
-        scalar = Index(entry) if isinstance(entry, Expr) else entry
+        scalar = _scalar(entry)
         return Value(scalar.dtype, self.ranges, scalar).at(at)
 
     def reached(self, here: Sequence[Expr]) -> list[Scalar]:
@@ -167,6 +183,53 @@ class Updates:
         others = iter(left)
         direct = self.direct
         return [here[direct[k]] if k in direct else next(others) for k in range(len(self.ranges))]
+
+
+def updates_along(
+    builder: Builder, value: Value, dim: int, index: Value, source: Operand
+) -> Updates:
+    """Elements of ``value`` along ``dim`` by those of ``source``, which ``index`` sends to them.
+
+    The source may be a number. Tensors without dimensions have one here.
+    """
+    value, index = _at_least_1d(value), _at_least_1d(index)
+    dim %= value.rank
+    at = positions(index.sizes)
+    if not (isinstance(source, Value) and source.rank):
+        source = as_value(source, index.sizes, value.dtype)
+    places: list[IndexLike] = list(at)
+    places[dim] = data_index(builder, index.body, value.sizes[dim], dim)
+    return Updates(value, index.sizes, tuple(places), cast(source.at(at), value.dtype))
+
+
+def updates_of_slices(
+    builder: Builder, value: Value, dim: int, index: Value, source: Value
+) -> Updates:
+    """Whole slices along ``dim`` by those of ``source``, which a vector sends to their places.
+
+    Tensors without dimensions have one here.
+    """
+    value, index, source = map(_at_least_1d, (value, index, source))
+    dim %= value.rank
+    places: list[IndexLike] = list(positions(source.sizes))
+    places[dim] = data_index(builder, index.at([places[dim]]), value.sizes[dim], dim)
+    return Updates(value, source.sizes, tuple(places), cast(source.body, value.dtype))
+
+
+def _at_least_1d(value: Value) -> Value:
+    return value if value.rank else reshape(value, [ONE])
+
+
+def reduced(
+    builder: Builder, updates: Updates, kind: str, is_counted: bool
+) -> tuple[Scalar, Scalar]:
+    """(the reduction of the updates that name each element, how many they are).
+
+    Unless they are counted (``is_counted``), the number says only whether there are any.
+    """
+    if are_few(updates.competing):
+        return _compared(builder, updates, kind)
+    return _Sorted(builder, updates).reduced(kind, is_counted)
 
 
 def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:
@@ -218,25 +281,32 @@ def _selected(builder: Builder, updates: Updates, accumulate: bool) -> Value:
 
 
 def summed(builder: Builder, updates: Updates) -> Value:
-    """``initial`` plus, for every element, the sum of the updates that name it.
-
-    Each element is compared with all updates that may name it.
-    """
+    """``initial`` plus, for every element, the sum of the updates that name it."""
     initial = updates.initial
+    total, _ = _compared(builder, updates, "sum")
+    return builder.pointwise(plus(initial.body, total), initial.sizes)
+
+
+def _compared(builder: Builder, updates: Updates, kind: str) -> tuple[Scalar, Scalar]:
+    """`reduced`, where each element is compared with all updates that may name it."""
+    sizes, dtype = updates.initial.sizes, updates.initial.dtype
     _, at, named, inside = _hits(updates)
-    element = cast(updates.moved(updates.body, at), initial.dtype)
+    identity = neutral(kind, dtype)
+    element = cast(updates.moved(updates.body, at), dtype)
     if not isinstance(named, Const):
-        element = where(named, element, 0)
-    element = masked(inside, element, 0)
-    total = builder.reduce("sum", element, initial.sizes, updates.left_sizes, name="sum")
-    return builder.pointwise(plus(initial.body, total.body), initial.sizes)
+        element = where(named, element, identity)
+    element = masked(inside, element, identity)
+    total = builder.reduce(kind, element, sizes, updates.left_sizes, name=kind)
+    hit = masked(inside, cast(named, dtypes.int32), 0)
+    hits = builder.reduce("sum", hit, sizes, updates.left_sizes, name="hits")
+    return total.body, hits.body
 
 
 def _last_compared(builder: Builder, updates: Updates) -> Value:
     """Every element as the last update that names it says."""
     initial = updates.initial
     inner, _, named, inside = _hits(updates)
-    number = Index(linearize(inner, _row_major(updates.left_sizes)))
+    number = Index(linearize(inner, contiguous_strides(updates.left_sizes)))
     body = masked(inside, where(named, number, -1), -1)
     last = builder.reduce("maximum", body, initial.sizes, updates.left_sizes, name="last").body
     chosen = apply("maximum", last, 0)
@@ -246,14 +316,10 @@ def _last_compared(builder: Builder, updates: Updates) -> Value:
     return builder.pointwise(masked(is_named, element, initial.body), initial.sizes)
 
 
-def _row_major(sizes: Sequence[Expr]) -> list[Expr]:
-    return [product(sizes[k + 1 :]) for k in range(len(sizes))]
-
-
 def _coordinates(number: Scalar, sizes: Sequence[Expr]) -> list[IndexLike]:
     """The coordinates of a row-major position from data."""
     found: list[IndexLike] = []
-    for k, (size, step) in enumerate(zip(sizes, _row_major(sizes), strict=True)):
+    for k, (size, step) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
         entry = number if step is ONE else number // Index(step)
         found.append(entry if k == 0 else entry % Index(size))
     return found
@@ -275,7 +341,7 @@ class _Sorted:
         read = {
             known[symbol]
             for dim in updates.compared
-            for symbol in _symbols(updates.index[dim])
+            for symbol in scalar_symbols(_scalar(updates.index[dim]))
             if symbol in known
         }
         self.rows = sorted(read)
@@ -318,7 +384,7 @@ class _Sorted:
         sizes = [all_sizes[dim] for dim in dims]
         own = dict(zip(dims, positions(sizes), strict=True))
         here = [own.get(dim, ZERO) for dim in range(len(all_sizes))]
-        steps = _row_major(self.compared_sizes)
+        steps = contiguous_strides(self.compared_sizes)
         number = linearize([own[dim] for dim in updates.compared], steps)
         mine = cast(Index(number), self.keys.dtype)
 
@@ -345,15 +411,28 @@ class _Sorted:
         here = positions(initial.sizes)
         last, is_named = self._last()
         if accumulate:
-            element = plus(initial.body, self._sum_up_to(here, last))
+            element = plus(initial.body, self._up_to(here, last, "sum", updates.body))
         else:
             left = _coordinates(self._in_row(self.places, here, last), updates.left_sizes)
             at = updates.place(here, left)
             element = cast(updates.moved(updates.body, at), initial.dtype)
         return self.builder.pointwise(masked(is_named, element, initial.body), initial.sizes)
 
-    def _sum_up_to(self, here: Sequence[Expr], last: Scalar) -> Scalar:
-        """The sum of an element's updates up to a position in its row: scanned, element by element.
+    def reduced(self, kind: str, is_counted: bool) -> tuple[Scalar, Scalar]:
+        """See the function of this name."""
+        here, body = positions(self.updates.initial.sizes), self.updates.body
+        last, is_named = self._last()
+        total = self._up_to(here, last, kind, body)
+        total = masked(is_named, total, neutral(kind, body.dtype))
+        if not is_counted:
+            return total, cast(is_named, dtypes.int32)
+        hits = self._up_to(here, last, "sum", const(1, dtypes.int32))
+        return total, masked(is_named, hits, 0)
+
+    def _up_to(self, here: Sequence[Expr], last: Scalar, kind: str, body: Scalar) -> Scalar:
+        """The reduction of ``body`` of an element's updates up to a position in its row.
+
+        All are scanned, element by element.
 
         The updates keep their layout, with all that compete along the first of their coordinates.
         """
@@ -368,25 +447,17 @@ class _Sorted:
         at = [
             points[k] if k in updates.direct else next(others) for k in range(len(updates.ranges))
         ]
-        body = cast(updates.moved(updates.body, at), updates.initial.dtype)
-        values = self.builder.pointwise(body, sizes, name="ordered")
+        values = self.builder.pointwise(updates.moved(body, at), sizes, name="ordered")
         keys = Value(self.keys.dtype, tuple(sizes), self.keys.at([*row, points[updates.left[0]]]))
-        scanned = inclusive_scan(self.builder, "sum", values, axis, keys=keys)
+        scanned = inclusive_scan(self.builder, kind, values, axis, keys=keys)
         return scanned.at(
             [last if j == axis else here[updates.direct[k]] for j, k in enumerate(order)]
         )
 
 
+def _scalar(entry: IndexLike) -> Scalar:
+    return Index(entry) if isinstance(entry, Expr) else entry
+
+
 def _is_small(count: Expr) -> bool:
     return count.is_constant and int(count) < 1 << 31
-
-
-def _symbols(entry: IndexLike) -> set[object]:
-    """The symbols that an index depends on."""
-    if isinstance(entry, Expr):
-        return set(symbols_of(entry))
-    found: set[object] = set()
-    for node in walk(entry):
-        if isinstance(node, Index):
-            found |= symbols_of(node.expr)
-    return found

@@ -218,15 +218,12 @@ def order_key(scalar: Scalar) -> Scalar:
     return cast(scalar, dtype)
 
 
-def before(a: Scalar, b: Scalar, descending: bool) -> Scalar:
+def before(a: Scalar, b: Scalar) -> Scalar:
     """Whether a comes before b, apart from ties; NaN counts as the largest."""
-    name = "gt" if descending else "lt"
-    less = apply(name, a, b)
+    less = a < b
     if not a.dtype.is_float:
         return less
-    first, second = (a, b) if descending else (b, a)
-    nan = apply("isnan", first) & ~apply("isnan", second)
-    return less | nan
+    return less | apply("isnan", b) & ~apply("isnan", a)
 
 
 def binary_search(comes_first: Callable[[Scalar], Scalar], count: Expr) -> Scalar:
@@ -268,8 +265,8 @@ def count_before(
         edge = order_key(cast(edges.at([*rows, at]), common))
         # NaN sorts last: an edge is before NaN unless it is NaN and ties count as after.
         if after:
-            return ~before(mine, edge, False)
-        return before(edge, mine, False)
+            return ~before(mine, edge)
+        return before(edge, mine)
 
     count = edges.sizes[-1]
     if count.is_constant and count.constant <= _COMPARED:

@@ -23,7 +23,6 @@ from ..symbolic.sizes import (
     as_expr,
     contiguous_strides,
     delinearize,
-    floordiv,
     is_less,
     is_nonnegative,
     linearize,
@@ -216,26 +215,6 @@ def unsqueeze(value: Value, dim: int) -> Value:
     """A new dimension of size 1 before ``dim``."""
     dim %= value.rank + 1
     return reshape(value, [*value.sizes[:dim], ONE, *value.sizes[dim:]])
-
-
-def squeeze(value: Value, dims: Sequence[int]) -> Value:
-    """A value without the dimensions of ``dims`` that have size 1."""
-    drop = {dim % max(value.rank, 1) for dim in dims}
-    return reshape(value, [s for k, s in enumerate(value.sizes) if not (k in drop and s is ONE)])
-
-
-def element(value: Value, flat: Expr) -> Scalar:
-    """The element at a row-major position."""
-    strides = contiguous_strides(value.sizes)
-    index = [
-        ZERO
-        if size is ONE
-        else floordiv(flat, stride)
-        if k == 0
-        else mod(floordiv(flat, stride), size)
-        for k, (size, stride) in enumerate(zip(value.sizes, strides, strict=True))
-    ]
-    return value.at(index)
 
 
 def in_range(position: Expr, size: Expr) -> list[Scalar]:

@@ -13,7 +13,17 @@ import torch
 
 from ..dtypes import DType
 from ..errors import UnsupportedOp
-from ..symbolic.sizes import ONE, ZERO, Expr, IntLike, as_expr, from_start, linearize, maximum
+from ..symbolic.sizes import (
+    ONE,
+    ZERO,
+    Expr,
+    IntLike,
+    as_expr,
+    delinearize,
+    from_start,
+    linearize,
+    maximum,
+)
 from ..torch_private import statically_known_true
 from .builder import Builder, as_value
 from .float_to_integer import to_dtype
@@ -22,7 +32,6 @@ from .registry import lowers
 from .value import (
     IndexLike,
     Value,
-    element,
     expand,
     has_no_elements,
     permute,
@@ -297,7 +306,7 @@ def lower_as_strided(
     flat = flat + (0 if storage_offset is None else storage_offset)
     if has_no_elements(sizes):
         return view(self, sizes, [ZERO] * self.rank)
-    return Value(self.dtype, sizes, element(self, flat))
+    return Value(self.dtype, sizes, self.at(delinearize(flat, self.sizes)))
 
 
 def require_whole_storage(builder: Builder) -> None:
