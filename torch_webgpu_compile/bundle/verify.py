@@ -369,7 +369,7 @@ class _PlanChecks(_Checks):
         nested = [] if plan.plans is None else [*plan.all_plans][1:]
         prepared = [part.name for part in nested if part.preparation is not None]
         self._require(not prepared, f"{prepared[:1]} prepares something in another plan")
-        for part in nested:
+        for part in (plan, *nested):
             try:
                 size_sources(part)
             except UnsupportedOp as error:
