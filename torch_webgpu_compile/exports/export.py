@@ -27,7 +27,7 @@ from ..bundle.manifest import (
     Variant,
 )
 from ..bundle.manifest import Tensor as TensorSpec
-from ..bundle.targets import knows, needed_limits, target_of
+from ..bundle.targets import allocated, bound, knows, needed_limits, target_of
 from ..capture.control_flow.numbers import size_of
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph, host_numbers, native_operators
@@ -36,9 +36,9 @@ from ..errors import OutOfMemoryError, UnsupportedOp
 from ..lowering.symbols import SizeReader
 from ..options import CompileOptions, resolve
 from ..plan import serialize
-from ..plan.model import Dispatch, HostStep, Plan, bound_nbytes
+from ..plan.model import Dispatch, HostStep, Plan
 from ..plan.verify import verify_plan
-from ..symbolic.sizes import INT32, ZERO, as_symbol, evaluate
+from ..symbolic.sizes import INT32, as_symbol, evaluate
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
 from .capture import CapturedFunction, capture_function
@@ -420,9 +420,21 @@ def _check_plan(
                     step.source,
                 )
             if isinstance(step, Dispatch):
-                _check_dispatch(part, step, sizes, captured, target)
-        for buffer in part.buffers.values():
-            nbytes = buffer.nbytes_for(sizes) if knows(buffer.nbytes, sizes) else 0
+                grid = [evaluate(size, sizes) for size in step.grid if knows(size, sizes)]
+                wide = [
+                    n for n in step.narrow if knows(n, sizes) and evaluate(n, sizes) not in INT32
+                ]
+                if wide or max(grid, default=0) > target.max_grid:
+                    cause = f"its sizes{_at(captured)} are beyond 32-bit integers"
+                    raise _too_large(part, step, cause)
+        for step, nbytes in bound(part, sizes):
+            if nbytes > target.max_binding_nbytes:
+                cause = (
+                    f"it reads or writes {nbytes:,} bytes{_at(captured)} of one tensor, a binding "
+                    f"of the target {target.name} reaches {target.max_binding_nbytes:,}"
+                )
+                raise _too_large(part, step, cause)
+        for nbytes in allocated(part, sizes):
             if nbytes > target.max_buffer_nbytes:
                 raise UnsupportedOp(
                     f"export of {name}",
@@ -440,32 +452,8 @@ def _at(captured: CapturedFunction) -> str:
     return f" (at {sizes})" if sizes else ""
 
 
-def _check_dispatch(
-    plan: Plan,
-    step: Dispatch,
-    sizes: Mapping[str, int],
-    captured: CapturedFunction,
-    target: Target,
-) -> None:
+def _too_large(plan: Plan, step: Dispatch, cause: str) -> UnsupportedOp:
+    """The error for a dispatch."""
     kernel = plan.kernels[step.kernel]
     what = ", ".join(kernel.ops) or kernel.name
-    source = next(iter(kernel.sources), "")
-    for binding in step.bindings:
-        buffer = plan.buffers[binding.buffer]
-        if not knows(buffer.nbytes, sizes) or not knows(binding.nbytes or ZERO, sizes):
-            continue
-        nbytes = bound_nbytes(binding, buffer, sizes)
-        if nbytes > target.max_binding_nbytes:
-            raise UnsupportedOp(
-                what,
-                f"it reads or writes {nbytes:,} bytes{_at(captured)} of one tensor, a binding of "
-                f"the target {target.name} reaches {target.max_binding_nbytes:,}",
-                _SMALLER,
-                source,
-            )
-    grid = [evaluate(size, sizes) for size in step.grid if knows(size, sizes)]
-    wide = [n for n in step.narrow if knows(n, sizes) and evaluate(n, sizes) not in INT32]
-    if wide or max(grid, default=0) > target.max_grid:
-        raise UnsupportedOp(
-            what, f"its sizes{_at(captured)} are beyond 32-bit integers", _SMALLER, source
-        )
+    return UnsupportedOp(what, cause, _SMALLER, next(iter(kernel.sources), ""))
