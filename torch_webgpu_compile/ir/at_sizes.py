@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from ..symbolic.nested import leaves, map_leaves
+from ..symbolic.nested import leaves, map_fields
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .buffers import Buffer
 from .graph import GraphInput, GraphOutput, LoopGraph
@@ -52,10 +52,7 @@ def _changed(part: _Part, values: Mapping[Symbol, Expr], known: Decisions) -> _P
             return known.simplify(substitute_symbols(leaf, values))
         return leaf
 
-    made: dict[str, Any] = {
-        field.name: map_leaves(changed, getattr(part, field.name)) for field in fields(part)
-    }
-    return replace(part, **made)
+    return map_fields(changed, part)
 
 
 def _symbols(graph: LoopGraph) -> dict[Symbol, None]:
