@@ -8,7 +8,7 @@ of sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .. import dtypes
@@ -177,6 +177,11 @@ class Dispatch:
     iterations: Expr = ZERO
     narrow: tuple[Expr, ...] = ()
     traffic: tuple[tuple[Expr, Expr], ...] = ()
+
+    def on(self, instead: Mapping[str, str]) -> Dispatch:
+        """The same on other buffers, by name."""
+        bindings = (replace(b, buffer=instead.get(b.buffer, b.buffer)) for b in self.bindings)
+        return replace(self, bindings=tuple(bindings))
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -506,27 +511,13 @@ class Plan:
 class KernelCall:
     """A kernel and how one step runs it: code generation's result for the planner.
 
-    The fields after ``kernel`` are those of `Dispatch`.
+    Attributes:
+        step: of a plan in which the kernel has the number 0.
     """
 
     kernel: Kernel
-    bindings: tuple[Binding, ...]
-    grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Parameter, ...]
-    bytes_read: Expr
-    bytes_written: Expr
-    flops: Expr
-    checks: tuple[IndexCheck, ...] = ()
-    iterations: Expr = ZERO
-    narrow: tuple[Expr, ...] = ()
-    traffic: tuple[tuple[Expr, Expr], ...] = ()
+    step: Dispatch
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
-        bindings = (replace(b, buffer=instead.get(b.buffer, b.buffer)) for b in self.bindings)
-        return replace(self, bindings=tuple(bindings))
-
-    def dispatch(self, kernel: int) -> Dispatch:
-        """The step of a plan in which the kernel has this number."""
-        same = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
-        return Dispatch(kernel, **same)
+        return replace(self, step=self.step.on(instead))
