@@ -13,7 +13,7 @@ from ..lowering.user_wgsl import lower_function
 from ..torch_private import OpOverload
 from ..user_wgsl.modules import WgslFunction, parse_function
 from ..user_wgsl.source import find_source, remember
-from .definition import Operator, define
+from .definition import Operator, define, results_schema
 
 _SMALL_SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool})
 _INTEGERS = _SMALL_SIGNED | {torch.int64, torch.uint32}
@@ -62,7 +62,6 @@ class ElementwiseOperator(Operator):
     def __init__(self, name: str, function: WgslFunction) -> None:
         self.function = function
         count = len(function.results)
-        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in function.parameters)
 
         def fake(*tensors: Tensor) -> Any:
@@ -70,7 +69,7 @@ class ElementwiseOperator(Operator):
             return made[0] if count == 1 else made
 
         lowering = lower_function(function)
-        schema = f"({parameters}) -> {results}"
+        schema = f"({parameters}) -> {results_schema(count)}"
         super().__init__(name, define(name, schema, fake, lowering, pointwise=True))
         self.register_vmap(_batched(self.overload, count))
         self._parameters = function.parameters
@@ -183,7 +182,6 @@ class ElementwiseOperator(Operator):
             )
         parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in own)
         count = len(differentiable)
-        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
         def fake(grad: Tensor, *tensors: Tensor) -> Any:
             like = _common([grad, *tensors])
@@ -196,7 +194,7 @@ class ElementwiseOperator(Operator):
 
         overload = define(
             title,
-            f"(Tensor grad_output, {parameters}) -> {results}",
+            f"(Tensor grad_output, {parameters}) -> {results_schema(count)}",
             fake,
             lower_function(function, times_first=True),
             pointwise=True,
