@@ -28,7 +28,7 @@ from ..torch_private import (
     tree_map_only,
     tree_unflatten,
 )
-from .inputs import Dimension, ExportInputs, path_name
+from .inputs import Dimension, ExportInputs, fake_like, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record
 from .steps import StepRecorder, drop_unused, keep_equal
@@ -56,9 +56,9 @@ class CapturedFunction:
     """A function as a graph.
 
     Attributes:
-        graph, phase: what is compiled. Its arguments are the inputs, the states, and the seeds if
-            there are any.
-        draft, state: of the passes so far.
+        draft: the graph, after the passes so far. Its arguments are the inputs, the states, and the
+            seeds if there are any.
+        state: for the passes that follow.
         inputs: fake tensors by name.
         states: the real tensors, in order.
         changed: the states, by number, that the graph changes.
@@ -68,8 +68,6 @@ class CapturedFunction:
         structure: the results as nested lists and dictionaries; see `manifest.Entry`.
     """
 
-    graph: CapturedGraph
-    phase: Phase
     draft: Draft
     state: State
     inputs: dict[str, FakeTensor]
@@ -83,7 +81,7 @@ class CapturedFunction:
     def plan(self, make: PlanMaker) -> Plan:
         """Its plan, composed of others where data decide; ``make`` makes a plan of a graph."""
         if not self.draft.calls:
-            return make(self.graph, self.phase)
+            return make(self.draft.captured, self.draft.phase)
         draft = passes.run(self.draft, self.state, passes.SEVERAL)
         silent = on_fallback("silent")  # bundles refuse operators that run on the host
         return Composer(self.state, make, silent).compose(draft)
@@ -146,8 +144,6 @@ def capture_function(
             "export", "an input, state or result is complex", "use torch.view_as_real"
         )
     return CapturedFunction(
-        draft.captured,
-        draft.phase,
         draft,
         state,
         dict(zip(inputs.names, fakes, strict=True)),
@@ -183,8 +179,7 @@ def _drop_unused(module: GraphModule, first: int, returned: Sequence[Returned]) 
 def _fake(inputs: ExportInputs, state: Tensor, half: bool) -> FakeTensor:
     """In rows without gaps, as it is stored."""
     dtype = torch.float16 if half else state.dtype
-    meta = torch.empty(state.shape, dtype=dtype, device="meta")
-    return FakeTensor(inputs.mode, meta, state.device)
+    return fake_like(state, inputs.mode, state.shape, dtype=dtype)
 
 
 def _functional(

@@ -290,8 +290,8 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
     captured = entry.captured
     arguments = [Argument(input=name) for name in captured.inputs]
     arguments += [Argument(state=name) for name in states]
-    if captured.phase.seeds:
-        arguments.append(Argument(seeds=captured.phase.seeds))
+    if captured.draft.phase.seeds:
+        arguments.append(Argument(seeds=captured.draft.phase.seeds))
     read = SizeReader().size if entry.plan.plans is None else size_of
 
     given = {d.symbol for d in captured.dimensions}

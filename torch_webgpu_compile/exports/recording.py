@@ -27,7 +27,7 @@ from ..capture.graph.patterns import REWRITES
 from ..capture.patches import compiling_flag
 from ..capture.refusals import refusal
 from ..capture.tracing import Rules
-from ..captured import user_source
+from ..captured import line_of_user
 from ..errors import UnsupportedOp
 from ..torch_private import (
     DataDependentOutputException,
@@ -45,7 +45,7 @@ from ..torch_private import (
     tree_map_only,
 )
 from ..torch_private import shapes_config as symbolic_config
-from .inputs import ExportInputs
+from .inputs import ExportInputs, fake_like
 from .names import Key, Names, key_of
 from .steps import StepRecorder, Steps, is_own
 
@@ -117,7 +117,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         except UnsupportedOp as error:
             if error.source:
                 raise
-            place = _place(self.stack_trace)
+            place = line_of_user(self.stack_trace or "")
             raise UnsupportedOp(error.op, error.cause, error.next_step, place) from error
 
     def stand_in(self, value: Tensor) -> Tensor:
@@ -129,11 +129,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         if fake is None:
             name = f"state{len(self.states)}"
             self.states[name] = value
-            with _disable_current_modes():
-                meta = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
-                fake = FakeTensor(self._mode, meta, value.device)
+            fake = fake_like(value, self._mode, value.shape, value.stride())
             self._stand_ins[key] = fake
             self.constant(name, value, fake)
         return fake
@@ -146,7 +142,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
                 "export",
                 "a tensor that was made while a function was captured is used after that",
                 "make what the functions keep before the export: call them once",
-                _place(self.stack_trace),
+                line_of_user(self.stack_trace or ""),
             )
         return super().node_of(value)
 
@@ -398,7 +394,7 @@ def _values_needed(op: str, stack_trace: str | None) -> UnsupportedOp:
         "is captured",
         "choose with torch.where and masks, or torch.cond; loop with torch.while_loop; or compute "
         "it outside of the exported function",
-        _place(stack_trace),
+        line_of_user(stack_trace or ""),
     )
 
 
@@ -419,11 +415,3 @@ def _users(frames: Iterable[tuple[Any, int]]) -> str | None:
             code = linecache.getline(file, line).strip()
             return f'File "{file}", line {line}, in {frame.f_code.co_name}\n  {code}'
     return None
-
-
-def _place(stack_trace: str | None) -> str:
-    if stack_trace is None:
-        return ""
-    node = torch.fx.Graph().placeholder("x")
-    node.meta["stack_trace"] = stack_trace
-    return user_source(node)

@@ -26,7 +26,6 @@ from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
-    _disable_current_modes,
     _is_functional_tensor,
     _to_functional_tensor,
     free_unbacked_symbols,
@@ -36,6 +35,7 @@ from ..torch_private import (
     tree_unflatten,
 )
 from .functions import PythonFunctions
+from .inputs import fake_like
 from .sized_by_data import SIZED_BY_DATA
 
 aten = torch.ops.aten
@@ -304,13 +304,9 @@ class Steps:
             raise UnsupportedOp(
                 str(func), f"a result is {like!r}, no tensor", "return tensors (torch.tensor)"
             )
-        with _disable_current_modes():
-            options: Any = {"dtype": like.dtype, "device": "meta"}
-            if sizes is None:
-                meta = torch.empty_strided(like.shape, like.stride(), **options)
-            else:
-                meta = torch.empty(tuple(sizes), **options)
-        return FakeTensor(self._mode, meta, like.device)
+        if sizes is None:
+            return fake_like(like, self._mode, like.shape, like.stride())
+        return fake_like(like, self._mode, sizes)
 
 
 def _place(check: Any) -> str:
@@ -496,9 +492,7 @@ def _associative_scan(combine: Any, xs: Sequence[Tensor], others: Sequence[Any] 
 
 
 def _first_row(tensor: Tensor) -> Tensor:
-    with _disable_current_modes():
-        meta = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device="meta")
-    return FakeTensor(tensor.fake_mode, meta, tensor.device)  # type: ignore[attr-defined]
+    return fake_like(tensor, tensor.fake_mode, tensor.shape[1:])  # type: ignore[attr-defined]
 
 
 _OPERANDS: Mapping[Any, Callable[..., _Operands]] = {

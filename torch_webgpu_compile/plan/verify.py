@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 from ..errors import VerificationError
 from ..symbolic.nested import HostView, leaves
-from ..symbolic.sizes import ZERO, Expr, as_expr, is_nonnegative, symbols_of
+from ..symbolic.sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, symbols_of
 from ..target import BINDING_ALIGNMENT
 from .model import (
     FIRST_CHECK,
@@ -45,6 +44,7 @@ from .model import (
     layout_nbytes,
     names_of,
 )
+from .size_sources import places_of
 
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
 _MAX_GRID = 65_535
@@ -183,7 +183,7 @@ class _Verifier:
 
     def _symbols(self) -> None:
         """Every size follows from the arguments."""
-        plan, given = self._plan, set(self._given())
+        plan, given = self._plan, self._given()
         names = {found.name for found in given}
         self._require(len(names) == len(given), "a size symbol has several lower bounds")
         for name, buffer in self._buffers.items():
@@ -198,13 +198,9 @@ class _Verifier:
             used = _symbols((*output.sizes, *output.strides, output.offset, output.size))
             self._require(used <= given, "sizes of an output do not follow from the arguments")
 
-    def _given(self) -> Iterator[Any]:
+    def _given(self) -> set[Symbol]:
         """The size symbols of the arguments."""
-        for entry in self._plan.inputs:
-            yield from _symbols([entry.size])
-            if entry.buffer is not None:
-                buffer = self._buffers[entry.buffer]
-                yield from _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        return _symbols(expr for *_, expr in places_of(self._plan))
 
     # ---- what is done
 
@@ -370,25 +366,17 @@ class _Verifier:
             len(set(made)) == len(made) and set(made) == set(wanted),
             f"its preparation makes {made}, it needs {list(wanted)}",
         )
-        self._require(
-            all(o.mutates is None for o in inner.outputs), "its preparation changes inputs"
-        )
         for output in inner.outputs:
-            self._require(output.buffer is not None, "its preparation has a result without memory")
-            whole = inner.buffers[output.buffer or ""]
-            self._require(
-                (output.sizes, output.strides, output.offset)
-                == (whole.sizes, whole.strides, whole.offset),
-                f"its preparation gives a part of {whole.name}",
+            whole = inner.buffers.get(output.buffer or "")
+            is_whole = whole is not None and output == PlanOutput(
+                whole.name, whole.sizes, whole.strides, whole.offset
             )
+            self._require(is_whole, f"its preparation gives {output}, which is no whole buffer")
         for name in wanted:
             self._same(self._buffers[name], inner.buffers[name])
 
     def _same(self, outer: PlanBuffer, inner: PlanBuffer) -> None:
-        same = all(
-            getattr(outer, field) == getattr(inner, field)
-            for field in ("dtype", "sizes", "strides", "offset")
-        )
+        same = outer == replace(inner, role=outer.role, slot=outer.slot)
         self._require(same, f"{outer.name} is another tensor in the preparation")
 
 
@@ -510,6 +498,6 @@ def _is_within(expr: Expr, low: int, high: int) -> bool:
     return not expr.is_constant or low <= expr.constant <= high
 
 
-def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
+def _symbols(exprs: Iterable[Expr | None]) -> set[Symbol]:
     symbolic = (expr for expr in exprs if expr is not None and expr.terms)
     return {symbol for expr in symbolic for symbol in symbols_of(expr)}
