@@ -261,7 +261,8 @@ class _Exporter:
         modules: dict[str, int] = {}
         made = {}
         for name, entry in entries.items():
-            content = _plan_json(entry.plan, modules)
+            content = serialize.to_json(entry.plan)
+            _number_modules(content, modules)
             path = f"plans/{precision}-{name}.json"
             writer.add(path, json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
             made[name] = _entry(path, entry, named.get(name, []))
@@ -272,14 +273,8 @@ class _Exporter:
         return Variant(precision, features, limits, kernels, states, made)
 
 
-def _plan_json(plan: Plan, modules: dict[str, int]) -> dict[str, Any]:
-    """A plan as JSON, with numbers of modules in the place of WGSL."""
-    data = serialize.to_json(plan)
-    _number_modules(data, modules)
-    return data
-
-
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:
+    """Puts numbers of modules in the place of their WGSL in a plan's JSON."""
     for kernel in plan["kernels"]:
         kernel["wgsl"] = modules.setdefault(kernel["wgsl"], len(modules))
     for part in filter(None, (plan["preparation"], *(plan["plans"] or ()))):

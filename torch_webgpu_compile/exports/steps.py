@@ -340,27 +340,22 @@ def _require_alike(func: Any, one: Sequence[Any], other: Sequence[Any]) -> None:
 
 def _module(traced: Traced, count: int, captured: Sequence[Tensor], many: bool) -> GraphModule:
     """A function's graph with all ``captured`` tensors among its arguments, and an output."""
-    placeholders = traced.module.graph.find_nodes(op="placeholder")
-    own = {
-        id(value): node for value, node in zip(traced.captured, placeholders[count:], strict=True)
-    }
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in placeholders[:count]:
-        copies[node] = graph.node_copy(node)
-    for k, value in enumerate(captured):
-        if id(value) in own:
-            copies[own[id(value)]] = graph.node_copy(own[id(value)])
-        else:
-            graph.placeholder(f"unused{k}").meta["val"] = value
-    for node in traced.module.graph.nodes:
-        if node.op != "placeholder":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph = traced.module.graph
     keep_equal(graph)
-    results = tree_map_only(Node, copies.__getitem__, tuple(tree_leaves(traced.results)))
+    results = tuple(tree_leaves(traced.results))
     graph.output(results if many else results[0])
+    placeholders = graph.find_nodes(op="placeholder")
+    own = dict(zip(map(id, traced.captured), placeholders[count:], strict=True))
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for k, value in enumerate(captured):
+        node = own.get(id(value))
+        if node is None:
+            node = graph.placeholder(f"unused{k}")
+            node.meta["val"] = value
+        first.prepend(node)
     drop_unused(graph)
-    return GraphModule(traced.module, graph)
+    traced.module.recompile()
+    return traced.module
 
 
 def keep_equal(graph: Graph) -> None:

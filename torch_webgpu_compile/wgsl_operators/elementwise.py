@@ -135,14 +135,8 @@ class ElementwiseOperator(Operator):
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.save_for_backward(*inputs)
-            outputs = (output,) if isinstance(output, Tensor) else output
-            ctx.results = [(result.shape, result.dtype, result.device) for result in outputs]
 
-        def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-            grads = [
-                torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
-                for grad, (shape, dtype, device) in zip(given, ctx.results, strict=True)
-            ]
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             inputs = ctx.saved_tensors
             made = formula(*grads, *inputs)
             parts = (made,) if made is None or isinstance(made, Tensor) else tuple(made)
