@@ -115,10 +115,11 @@ def allocated(plan: Plan, sizes: Mapping[str, int]) -> Iterator[int]:
 def bound(plan: Plan, sizes: Mapping[str, int]) -> Iterator[tuple[Dispatch, int]]:
     """Dispatches, with the bytes that each of their bindings reaches, where these sizes decide."""
     for step in plan.steps:
-        for binding in step.bindings if isinstance(step, Dispatch) else ():
-            buffer = plan.buffers[binding.buffer]
-            if knows(buffer.nbytes, sizes) and knows(binding.nbytes or ZERO, sizes):
-                yield step, bound_nbytes(binding, buffer, sizes)
+        if isinstance(step, Dispatch):
+            for binding in step.bindings:
+                buffer = plan.buffers[binding.buffer]
+                if knows(buffer.nbytes, sizes) and knows(binding.nbytes or ZERO, sizes):
+                    yield step, bound_nbytes(binding, buffer, sizes)
 
 
 def knows(expr: Expr, sizes: Mapping[str, int]) -> bool:

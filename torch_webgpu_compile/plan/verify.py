@@ -26,6 +26,8 @@ from .model import (
     STATUS_BUFFER,
     VERSION,
     Branch,
+    Check,
+    Compute,
     CopyBuffer,
     Dispatch,
     Floats,
@@ -124,12 +126,7 @@ class _Verifier:
         self._require(name == buffer.name, f"{name} is a buffer named {buffer.name}")
         self._require((name == STATUS) == (buffer.role == "status"), f"{name} is not the status")
         self._require(name != STATUS or buffer == STATUS_BUFFER, "the status has another layout")
-        layout = (*buffer.sizes, *buffer.strides, buffer.offset)
-        self._require(
-            len(buffer.sizes) == len(buffer.strides)
-            and all(expr.constant >= 0 for expr in layout if expr.is_constant),
-            f"{name} has a layout that is none",
-        )
+        self._layout(name, buffer.sizes, buffer.strides, buffer.offset)
         self._require(
             buffer.nbytes
             is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),
@@ -139,6 +136,13 @@ class _Verifier:
             buffer.slot is None or (buffer.role == "intermediate" and buffer.slot >= 0),
             f"{name} cannot be in slot {buffer.slot}",
         )
+
+    def _layout(
+        self, name: str, sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr
+    ) -> None:
+        numbers = (expr for expr in (*sizes, *strides, offset) if expr.is_constant)
+        is_layout = len(sizes) == len(strides) and all(expr.constant >= 0 for expr in numbers)
+        self._require(is_layout, f"{name} has a layout that is none")
 
     def _kernel(self, kernel: Kernel) -> None:
         """A kernel against its text, as far as this package's own kernels are written alike."""
@@ -313,17 +317,10 @@ class _Verifier:
     def _view(self, output: PlanOutput, buffer: PlanBuffer) -> None:
         """Checks that an output shows nothing outside of its buffer, as far as sizes are known."""
         offset = ZERO if output.offset is None else output.offset
-        self._require(
-            len(output.sizes) == len(output.strides), f"a view of {buffer.name} has no layout"
-        )
         seen = (output.sizes, output.strides, offset)
         if seen == (buffer.sizes, buffer.strides, buffer.offset):
             return
-        layout = (*output.sizes, *output.strides, offset)
-        self._require(
-            all(expr.constant >= 0 for expr in layout if expr.is_constant),
-            f"a view of {buffer.name} has a layout that is none",
-        )
+        self._layout(f"a view of {buffer.name}", *seen)
         left = buffer.nbytes - layout_nbytes(buffer.dtype, *seen)
         inside = is_nonnegative(left) or not left.is_constant
         self._require(inside, f"an output shows more than {buffer.name} has")
@@ -396,11 +393,12 @@ class _ComposedVerifier(_Verifier):
         for step in plan.steps:
             reads, made = names_of(step)
             self._named(reads)
-            self._composed(step)
-            for name in filter(None, made):
-                self._name(name)
-                self._require(name not in self._names, f"two values are named {name}")
-            self._make(step)
+            known, kinds = self._names, self._composed(step)
+            for name, is_number in zip(made, kinds, strict=True):
+                if name:
+                    self._name(name)
+                    self._require(name not in known, f"two values are named {name}")
+                    (self._numbers if is_number else self._tensors).add(name)
         for output in plan.outputs:
             bare = PlanOutput(output.buffer, constant=output.constant, mutates=output.mutates)
             self._require(output == bare, "a composed plan lays out a result")
@@ -424,17 +422,20 @@ class _ComposedVerifier(_Verifier):
         missing = [name for name in names if name not in self._names]
         self._require(not missing, f"{missing[:1]} is used before it is there")
 
-    def _composed(self, step: Step) -> None:
-        """Checks what a step asks of the values that it reads."""
+    def _composed(self, step: Step) -> Sequence[bool]:
+        """Checks what a step asks of the values that it reads; of its results, which are numbers"""
         match step:
-            case Dispatch() | CopyBuffer():
-                self._require(False, "a composed plan has a dispatch")
             case Run():
                 self._call(step.plan, step.arguments, len(step.results))
+                return self._gives[step.plan]
             case Branch():
                 self._require(bool(step.plans), "a choice of nothing")
                 for plan in step.plans:
                     self._call(plan, step.arguments, len(step.results))
+                first, *others = (self._gives[plan] for plan in step.plans)
+                same = all(other == first for other in others)
+                self._require(same, "branches have results of other kinds")
+                return first
             case Loop():
                 given = (*step.carried, *step.others)
                 self._call(step.body, given, len(step.carried))
@@ -444,11 +445,24 @@ class _ComposedVerifier(_Verifier):
                 self._require((step.condition is None) != (step.count is None), "an endless loop")
                 if step.condition is not None:
                     self._call(step.condition, given, 1)
+                kinds = [name in self._numbers for name in step.carried]
+                self._require(kinds == self._gives[step.body], "turns give other kinds of values")
+                return kinds
             case ReadNumber() | SizeOf():
                 self._require(step.buffer in self._tensors, f"{step.buffer} is no tensor")
+                return [True]
             case HostStep():
                 found = set(step.reads) - self._tensors
                 self._require(not found, f"{step.target} takes {found} for a tensor")
+                return [name in step.numbers for name in step.outputs]
+            case Compute():
+                return [True]
+            case Floats() | Seeds():
+                return [False]
+            case Check():
+                return []
+            case Dispatch() | CopyBuffer():
+                raise VerificationError(f"plan {self._plan.name}: a composed plan has a dispatch")
 
     def _call(self, number: int, arguments: Sequence[str], results: int) -> None:
         plans = self._plan.plans or ()
@@ -462,35 +476,6 @@ class _ComposedVerifier(_Verifier):
             fits = name in self._numbers if entry.buffer is None else name in self._tensors
             is_free = entry == PlanInput()
             self._require(fits or is_free, f"{plan.name} is given {name} of another kind")
-
-    def _make(self, step: Step) -> None:
-        """Takes note of what a step names."""
-        _, names = names_of(step)
-        kinds = self._kinds(step, len(names))
-        for name, is_number in zip(names, kinds, strict=True):
-            if name:
-                (self._numbers if is_number else self._tensors).add(name)
-
-    def _kinds(self, step: Step, count: int) -> Sequence[bool]:
-        """Of each result whether it is a number."""
-        match step:
-            case Run(number):
-                return self._gives[number]
-            case Branch():
-                first, *others = (self._gives[plan] for plan in step.plans)
-                same = all(other == first for other in others)
-                self._require(same, "branches have results of other kinds")
-                return first
-            case Loop():
-                kinds = [name in self._numbers for name in step.carried]
-                self._require(kinds == self._gives[step.body], "turns give other kinds of values")
-                return kinds
-            case Floats() | Seeds():
-                return [False]
-            case HostStep():
-                return [name in step.numbers for name in step.outputs]
-            case _:
-                return [True] * count
 
 
 def _is_within(expr: Expr, low: int, high: int) -> bool:
