@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..capture.control_flow.numbers import expressions_in
-from ..capture.control_flow.rules import RULES, NotInlined
+from ..capture.control_flow.rules import RULES, Function, NotInlined, traced_alone
 from ..capture.tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
 from ..captured import LIBRARIES
 from ..errors import UnsupportedOp
@@ -36,7 +36,6 @@ from ..torch_private import (
     tree_map_only,
     tree_unflatten,
 )
-from .functions import PythonFunctions
 from .inputs import fake_like
 from .sized_by_data import SIZED_BY_DATA
 
@@ -188,7 +187,7 @@ class _Refused(torch.autograd.Function):
 
 
 class Steps:
-    """The loops and branches of a capture.
+    """The loops and branches of a capture, and the functions they are given: `rules.Functions`.
 
     Args:
         mode: of its tensors.
@@ -202,10 +201,30 @@ class Steps:
     def __init__(self, mode: FakeTensorMode, rules: Rules, stand_in: Lift) -> None:
         self._mode, self._rules, self._stand_in = mode, rules, stand_in
         self._trained: set[int] = set()  # of tensors that functions have from elsewhere
-        self._functions = PythonFunctions(mode, stand_in, rules)
+        self._structure = tree_flatten(())[1]
         self._checks = 0
         self._known_checks: dict[int, Any] = {}
         self.read: set[Any] = set()
+
+    def evaluate(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        """Calls a function in the trace that is going on."""
+        leaves, self._structure = tree_flatten(function(*arguments))
+        return leaves
+
+    def traced(self, function: Function, arguments: Sequence[Any]) -> Traced:
+        """A function's own graph; tensors that it has from elsewhere are inputs."""
+        return traced_alone(
+            lambda *given: tuple(self.evaluate(function, given)),
+            arguments,
+            self._mode,
+            self._rules,
+            self._stand_in,
+        )
+
+    def nodes(self, function: Function, arguments: Sequence[Any]) -> list[Node]:
+        """The calls in a function."""
+        graph = self.traced(function, arguments).module.graph
+        return [node for node in graph.nodes if node.op == "call_function"]
 
     def new_checks(self) -> list[tuple[torch.SymBool, str]]:
         """Conditions on numbers that are read, and what is wrong where they do not hold."""
@@ -236,7 +255,8 @@ class Steps:
             raise UnsupportedOp(str(func), cause, next_step)
         if rule is not None:
             try:
-                return self._functions.nested(rule(self._functions, *args, **kwargs))
+                results = rule(self, *args, **kwargs)
+                return tree_unflatten(results, self._structure)  # of the function called last
             except NotInlined as error:
                 cause = str(error)
         layout = _LAYOUTS.get(func)

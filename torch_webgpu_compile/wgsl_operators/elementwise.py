@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..lowering.registry import LoweringFunction
 from ..lowering.user_wgsl import lower_function
 from ..torch_private import OpOverload
 from ..user_wgsl.modules import WgslFunction, parse_function
@@ -61,17 +62,14 @@ class ElementwiseOperator(Operator):
 
     def __init__(self, name: str, function: WgslFunction) -> None:
         self.function = function
-        count = len(function.results)
-        parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in function.parameters)
-
-        def fake(*tensors: Tensor) -> Any:
-            made = _empty_results(function, tensors)
-            return made[0] if count == 1 else made
-
-        lowering = lower_function(function)
-        schema = f"({parameters}) -> {results_schema(count)}"
-        super().__init__(name, define(name, schema, fake, lowering, pointwise=True))
-        self.register_vmap(_batched(self.overload, count))
+        overload = _defined(
+            name,
+            [parameter for parameter, _ in function.parameters],
+            len(function.results),
+            lambda *tensors: _empty_results(function, tensors),
+            lower_function(function),
+        )
+        super().__init__(name, overload)
         self._parameters = function.parameters
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -174,26 +172,19 @@ class ElementwiseOperator(Operator):
                 0,
                 f"return a derivative, f32, by each of {names}",
             )
-        parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in own)
         count = len(differentiable)
 
-        def fake(grad: Tensor, *tensors: Tensor) -> Any:
+        def fake(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             like = _common([grad, *tensors])
-            made = tuple(
+            return tuple(
                 torch.empty_like(like, dtype=t.dtype if t.dtype in _FLOATS else torch.float32)
                 for t, (_, type) in zip(tensors, own, strict=True)
                 if type in ("f32", "f16")
             )
-            return made[0] if count == 1 else made
 
-        overload = define(
-            title,
-            f"(Tensor grad_output, {parameters}) -> {results_schema(count)}",
-            fake,
-            lower_function(function, times_first=True),
-            pointwise=True,
-        )
-        torch.library.register_vmap(overload, _batched(overload, count))
+        parameters = ["grad_output", *(parameter for parameter, _ in own)]
+        lowering = lower_function(function, times_first=True)
+        overload = _defined(title, parameters, count, fake, lowering)
 
         def formula(grad: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
             made = overload(grad, *inputs)
@@ -201,6 +192,25 @@ class ElementwiseOperator(Operator):
             return tuple(next(parts) if name in differentiable else None for name, _ in own)
 
         return formula
+
+
+def _defined(
+    name: str,
+    parameters: Sequence[str],
+    count: int,
+    fake: Callable[..., tuple[Tensor, ...]],
+    lowering: LoweringFunction,
+) -> OpOverload:
+    """Defines an elementwise operator of tensors that has so many results; see `define`."""
+
+    def results(*tensors: Tensor) -> Any:
+        made = fake(*tensors)
+        return made[0] if count == 1 else made
+
+    schema = f"({', '.join(f'Tensor {p}' for p in parameters)}) -> {results_schema(count)}"
+    overload = define(name, schema, results, lowering, pointwise=True)
+    torch.library.register_vmap(overload, _batched(overload, count))
+    return overload
 
 
 def _is_float(value: Any) -> bool:
