@@ -213,7 +213,7 @@ def _record(
     for number, fake in enumerate(fakes):
         recorder.input(f"input{number}", fake)
     with ExitStack() as stack:
-        stack.enter_context(_optimizers(recorder))
+        stack.enter_context(_optimizers())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(any_sizes())
         stack.enter_context(enable_python_dispatcher())
@@ -242,7 +242,7 @@ def _record(
                 "keep state in a buffer of one size and change it in place",
             )
         replaced.append((str(node.target), node_of(fake)))
-    for _, optimizer in before.optimizers():
+    for optimizer in before.optimizers:
         if any(isinstance(v, FakeTensor) for s in optimizer.state.values() for v in s.values()):
             raise UnsupportedOp(
                 f"{type(optimizer).__name__}.step",
@@ -261,7 +261,7 @@ class _Snapshot:
     """What a call on fake tensors must leave as it was: gradients, buffers, optimizers' state."""
 
     def __init__(self, names: Names) -> None:
-        self._names = names
+        self.optimizers = names.optimizers.values()
         self._gradients = [(p, p.grad) for _, p in names.parameters()]
         self._buffers = [
             (owner, name, value)
@@ -269,12 +269,7 @@ class _Snapshot:
             for owner in module.modules()
             for name, value in owner._buffers.items()
         ]
-        self._groups = [
-            (group, dict(group)) for _, o in self.optimizers() for group in o.param_groups
-        ]
-
-    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
-        return iter(self._names.optimizers.items())
+        self._groups = [(group, dict(group)) for o in self.optimizers for group in o.param_groups]
 
     def new_gradients(self) -> list[torch.nn.Parameter]:
         """Parameters with a gradient that the call made and left."""
@@ -294,7 +289,7 @@ class _Snapshot:
             owner._buffers[name] = value
         for group, old in self._groups:
             group.update({k: v for k, v in old.items() if k in _SET})
-        for _, optimizer in self.optimizers():
+        for optimizer in self.optimizers:
             for parameter, state in list(optimizer.state.items()):
                 if any(isinstance(value, FakeTensor) for value in state.values()):
                     del optimizer.state[parameter]
@@ -319,7 +314,7 @@ def any_sizes() -> Iterator[None]:
 
 
 @contextmanager
-def _optimizers(recorder: _CallRecorder) -> Iterator[None]:
+def _optimizers() -> Iterator[None]:
     """Optimizers make their state before their first step, and keep numbers of steps in tensors."""
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

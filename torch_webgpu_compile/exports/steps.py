@@ -202,7 +202,6 @@ class Steps:
         self._mode, self._rules, self._stand_in = mode, rules, stand_in
         self._trained: set[int] = set()  # of tensors that functions have from elsewhere
         self._structure = tree_flatten(())[1]
-        self._checks = 0
         self._known_checks: dict[int, Any] = {}
         self.read: set[Any] = set()
 
@@ -231,12 +230,9 @@ class Steps:
         env = self._mode.shape_env
         assert env is not None
         found = [check for checks in env.deferred_runtime_asserts.values() for check in checks]
-        if len(found) == self._checks:
-            return []
         known = self._known_checks
         new = [check for check in found if id(check) not in known]
         known.update((id(check), check) for check in new)
-        self._checks = len(found)
         # Others are of numbers that only PyTorch's own rules of shapes know.
         return [
             (env.create_symboolnode(check.expr), f"{check.expr} does not hold{_place(check)}")

@@ -68,11 +68,11 @@ def _comment_end(text: str, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """``@name(arguments)``: the arguments as text, and the tokens of all of it."""
+    """``@name(arguments)``: the arguments as text, and the position behind all of it."""
 
     name: str
     arguments: str
-    tokens: tuple[SourceToken, ...]
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,10 @@ class _Parser:
     @property
     def _token(self) -> SourceToken:
         return self._tokens[self._place]
+
+    @property
+    def _end(self) -> int:
+        return self._tokens[self._place - 1].end
 
     def _next(self) -> SourceToken:
         token = self._token
@@ -205,7 +209,7 @@ class _Parser:
                 value = self._joined(";")
                 self._expect(";")
                 made = Declaration(keyword.text, "", keyword, value=value)
-        return replace(made, start=start, end=self._tokens[self._place - 1].end)
+        return replace(made, start=start, end=self._end)
 
     def _value(self, kind: str, attributes: tuple[Attribute, ...]) -> Declaration:
         space: list[str] = []
@@ -222,7 +226,6 @@ class _Parser:
     def _attributes(self) -> tuple[Attribute, ...]:
         found = []
         while self._token.text == "@":
-            first = self._place
             self._place += 1
             name = self._name().text
             arguments = ""
@@ -230,7 +233,7 @@ class _Parser:
                 start = self._token.end
                 self._skip_brackets("(")
                 arguments = self._text[start : self._tokens[self._place - 1].start].strip()
-            found.append(Attribute(name, arguments, tuple(self._tokens[first : self._place])))
+            found.append(Attribute(name, arguments, self._end))
         return tuple(found)
 
     def _variables(self, end: str) -> tuple[Variable, ...]:
