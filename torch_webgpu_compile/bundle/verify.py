@@ -19,7 +19,7 @@ from typing import Any
 from ..dtypes import DType, int32
 from ..errors import BundleError, UnsupportedOp, VerificationError
 from ..plan import serialize
-from ..plan.codec import Json, read_json
+from ..plan.codec import Json, codec_of
 from ..plan.model import FIRST_CHECK, HostStep, Plan, PlanBuffer, PlanOutput
 from ..plan.size_sources import size_sources
 from ..plan.verify import verify_plan
@@ -163,7 +163,7 @@ def _decoded(file: Path) -> Manifest:
             "export it again with this version of the package",
         )
     try:
-        found: Manifest = read_json(Manifest, text)
+        found: Manifest = codec_of(Manifest).decode(data)
     except _DAMAGE as error:
         raise BundleError(file, f"it is damaged ({error})") from error
     return found

@@ -263,17 +263,16 @@ class ExportInputs:
 def fake_like(
     like: torch.Tensor,
     mode: FakeTensorMode,
-    sizes: Sequence[Any],
-    strides: Sequence[Any] | None = None,
+    sizes: Sequence[Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> FakeTensor:
-    """A new fake tensor of another one's device and dtype; without strides in rows."""
+    """A new fake tensor of another one's device, dtype and layout; in rows if sizes are given."""
     options: Any = {"dtype": dtype or like.dtype, "device": "meta"}
     with _disable_current_modes():
-        if strides is None:
-            meta = torch.empty(tuple(sizes), **options)
+        if sizes is None:
+            meta = torch.empty_strided(like.shape, like.stride(), **options)
         else:
-            meta = torch.empty_strided(tuple(sizes), tuple(strides), **options)
+            meta = torch.empty(tuple(sizes), **options)
     return FakeTensor(mode, meta, like.device)
 
 

@@ -129,7 +129,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         if fake is None:
             name = f"state{len(self.states)}"
             self.states[name] = value
-            fake = fake_like(value, self._mode, value.shape, value.stride())
+            fake = fake_like(value, self._mode)
             self._stand_ins[key] = fake
             self.constant(name, value, fake)
         return fake

@@ -327,8 +327,6 @@ class Steps:
             raise UnsupportedOp(
                 str(func), f"a result is {like!r}, no tensor", "return tensors (torch.tensor)"
             )
-        if sizes is None:
-            return fake_like(like, self._mode, like.shape, like.stride())
         return fake_like(like, self._mode, sizes)
 
 

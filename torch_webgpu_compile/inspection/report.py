@@ -100,7 +100,7 @@ def _title(graph: GraphReport) -> str:
 
 
 def _table(graph: GraphReport) -> list[str]:
-    rows = [HEADS]
+    rows: list[tuple[str, ...]] = [HEADS]
     for _, mark, step in numbered_steps(graph):
         *cells, ops, source = cells_of(step, mark)
         shown = ops if isinstance(step, HostReport) else ops.replace("aten.", "")

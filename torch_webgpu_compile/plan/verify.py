@@ -393,11 +393,11 @@ class _ComposedVerifier(_Verifier):
         for step in plan.steps:
             reads, made = names_of(step)
             self._named(reads)
-            known, kinds = self._names, self._composed(step)
+            before, kinds = self._names, self._composed(step)
             for name, is_number in zip(made, kinds, strict=True):
                 if name:
                     self._name(name)
-                    self._require(name not in known, f"two values are named {name}")
+                    self._require(name not in before, f"two values are named {name}")
                     (self._numbers if is_number else self._tensors).add(name)
         for output in plan.outputs:
             bare = PlanOutput(output.buffer, constant=output.constant, mutates=output.mutates)
