@@ -204,24 +204,6 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyBuffer:
-    """Copy a whole buffer to another of the same nbytes."""
-
-    source: str
-    destination: str
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """The buffers that it reads or writes."""
-        return (self.source, self.destination)
-
-    @property
-    def sizes(self) -> Iterator[Expr]:
-        """Everything that is evaluated to run it."""
-        return iter(())
-
-
-@dataclass(frozen=True, slots=True)
 class HostStep:
     """Have the host call an operator of PyTorch between dispatches.
 
@@ -381,7 +363,7 @@ class Check(_Between):
 
 
 ComposedStep = Run | Branch | Loop | ReadNumber | SizeOf | Compute | Floats | Seeds | Check
-Step = Dispatch | CopyBuffer | HostStep | ComposedStep
+Step = Dispatch | HostStep | ComposedStep
 
 
 def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -408,7 +390,7 @@ def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
             found = leaves((step.changed, step.arguments, step.keywords))
             numbers = [symbol.name for leaf in found for symbol in symbols_in(leaf)]
             return (*step.reads, *dict.fromkeys(numbers)), step.outputs
-        case Dispatch() | CopyBuffer():
+        case Dispatch():
             return step.buffers, ()
 
 

@@ -28,7 +28,6 @@ from .model import (
     Branch,
     Check,
     Compute,
-    CopyBuffer,
     Dispatch,
     Floats,
     HostStep,
@@ -229,12 +228,6 @@ class _Verifier:
         match step:
             case Dispatch():
                 return self._dispatch(step, defined)
-            case CopyBuffer(source, destination):
-                self._reads(source, defined)
-                self._writes(destination)
-                same = self._buffers[source].nbytes is self._buffers[destination].nbytes
-                self._require(same, f"{source} is copied to {destination} of another size")
-                return {destination}
             case HostStep():
                 for name in step.reads:
                     self._reads(name, defined)
@@ -461,7 +454,7 @@ class _ComposedVerifier(_Verifier):
                 return [False]
             case Check():
                 return []
-            case Dispatch() | CopyBuffer():
+            case Dispatch():
                 raise VerificationError(f"plan {self._plan.name}: a composed plan has a dispatch")
 
     def _call(self, number: int, arguments: Sequence[str], results: int) -> None:

@@ -27,7 +27,6 @@ from ..plan.model import (
     Branch,
     Check,
     Compute,
-    CopyBuffer,
     Dispatch,
     Floats,
     HostStep,
@@ -203,7 +202,7 @@ class ComposedExecutor:
                         raise RuntimeError(step.message)
                 case HostStep():
                     values.update(zip(step.outputs, self._host.run(step, values), strict=True))
-                case Dispatch() | CopyBuffer():
+                case Dispatch():
                     raise DeviceError(f"plan {self.plan.name} is composed, and has a dispatch")
                 case _:
                     assert_never(step)

@@ -14,7 +14,6 @@ from ..plan.entry_point import sliced_kernel
 from ..plan.model import (
     FIRST_CHECK,
     Binding,
-    CopyBuffer,
     Dispatch,
     HostStep,
     Kernel,
@@ -95,15 +94,6 @@ class SlicedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class SizedCopy:
-    """A copy of nbytes, a multiple of 4, between plan buffers at two positions."""
-
-    source: int
-    destination: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class HostCommand:
     """A host step: plan buffers of its arguments with their nbytes, and of its outputs."""
 
@@ -112,7 +102,7 @@ class HostCommand:
     outputs: tuple[str, ...]
 
 
-SizedStep = SizedDispatch | SizedCopy | HostCommand
+SizedStep = SizedDispatch | HostCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +197,6 @@ class _Sizer:
                         steps += self._divide(whole, cuts[index], uniform, of_slices[index])
                     else:
                         steps.append(whole)
-                case CopyBuffer():
-                    copy = self._copy(step)
-                    if copy is not None:
-                        steps.append(copy)
                 case HostStep():
                     steps.append(self._host_command(step))
                 case _:
@@ -434,13 +420,6 @@ class _Sizer:
         read = dict.fromkeys(position for position, writable in access if not writable)
         written = dict.fromkeys(position for position, writable in access if writable)
         return tuple((a, b) for a in read for b in written)
-
-    def _copy(self, step: CopyBuffer) -> SizedCopy | None:
-        nbytes = self.plan.buffers[step.source].nbytes_for(self.sizes)
-        if not nbytes:
-            return None
-        source, destination = self._positions[step.source], self._positions[step.destination]
-        return SizedCopy(source, destination, round_up(nbytes, 4))
 
     def _host_command(self, step: HostStep) -> HostCommand:
         buffers = self.plan.buffers
