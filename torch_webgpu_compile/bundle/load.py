@@ -146,17 +146,11 @@ class Bundle:
         try:
             given = read_inputs(entry, program.entry, {**(inputs or {}), **named})
             with self._lock:
-                return self._run(program, given)
+                made, changed = program(given, self.variant.state, self._states.buffers)
+                self._states.buffers |= changed
+                return self._results(program, given, made)
         except ArithmeticError as error:
             raise program.damaged(f"a size cannot be computed ({error})") from error
-
-    def _run(self, program: Program, given: Given) -> dict[str, Array]:
-        uploaded = sum(array.nbytes for array in given.bits.values())
-        made, changed = program(given, self.variant.state, self._states.buffers)
-        self._states.buffers |= changed
-        results, nbytes = self._results(program, given, made)
-        counters.add_call(0, uploaded, nbytes)
-        return results
 
     def _seeds(self, count: int) -> bytes:
         rows = seed_bytes(self._seed, self._drawn, count)
@@ -165,8 +159,8 @@ class Bundle:
 
     def _results(
         self, program: Program, given: Given, made: Sequence[GpuTensor]
-    ) -> tuple[dict[str, Array], int]:
-        """The results, and how many bytes have been downloaded for them.
+    ) -> dict[str, Array]:
+        """The results of a call.
 
         Args:
             made: what `Result.output` counts.
@@ -179,8 +173,8 @@ class Bundle:
             elif result.output is not None:
                 tensors[name] = made[result.output]
         data = {name: np.empty(tensor.span, np.uint8) for name, tensor in tensors.items()}
-        nbytes = sum(tensor.span for tensor in tensors.values())
-        if nbytes:
+        downloaded = sum(tensor.span for tensor in tensors.values())
+        if downloaded:
             self.device.download_many(
                 [
                     (tensor.memory, tensor.offset_nbytes, tensor.span, data[name].ctypes.data)
@@ -198,7 +192,8 @@ class Bundle:
             else:
                 bits = given.bits[result.input]
                 results[name] = array_of(bits.reshape(-1).view(np.uint8), dtype, bits.shape)
-        return results, nbytes
+        counters.add_call(0, sum(array.nbytes for array in given.bits.values()), downloaded)
+        return results
 
     def manual_seed(self, seed: int) -> None:
         """Starts the random numbers again from a seed, of which 64 bits count."""

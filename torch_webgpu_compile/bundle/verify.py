@@ -299,9 +299,10 @@ class _EntryChecks(_Checks):
         found = set()
         for name, size in self._entry.sizes.items():
             what = f"the size {name}"
-            given = self._entry.inputs.get(size.input)
-            self._require(given is not None, f"{what} is of an input {size.input!r:.100}")
-            assert given is not None
+            self._require(
+                size.input in self._entry.inputs, f"{what} is of an input {size.input!r:.100}"
+            )
+            given = self._entry.inputs[size.input]
             self._require(0 <= size.dim < len(given.sizes), f"{what} is of dimension {size.dim}")
             dimension = given.sizes[size.dim]
             symbol = None if dimension is None else as_symbol(dimension)
