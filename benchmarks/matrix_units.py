@@ -99,7 +99,7 @@ class Product:
         """Of a dispatch, in a stream of them. Raises DeviceError."""
         buffers = self.schedule.graph.buffers
         call = generate_contraction(self.group, self.problem, buffers, self.device.target, tiling)
-        steps = (call.dispatch(0),) * _DISPATCHES
+        steps = (call.step,) * _DISPATCHES
         plan = replace(self.bound.executor.plan, kernels=(call.kernel,), steps=steps)
         executor = Executor(plan, self.device)
         replay = executor.bind(self.bound.sizes, given_memory(self.bound)).replay

@@ -104,7 +104,7 @@ class Model:
         kernels = list(self.plan.kernels)
         kernels[number] = call.kernel
         steps = tuple(
-            replace(step, grid=call.grid, parameters=call.parameters)
+            replace(step, grid=call.step.grid, parameters=call.step.parameters)
             if isinstance(step, Dispatch) and step.kernel == number
             else step
             for step in self.plan.steps
@@ -128,7 +128,7 @@ class Model:
             self.device.pipelines.compile_many([call.kernel for call in calls.values()])
         times: dict[MatmulTiling, float] = {}
         for tiling, call in calls.items():
-            if [b.buffer for b in call.bindings] != [b.buffer for b in now.bindings]:
+            if [b.buffer for b in call.step.bindings] != [b.buffer for b in now.step.bindings]:
                 continue
             try:
                 times[tiling] = self.seconds(self.with_kernel(found[0], call))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch_webgpu_compile.plan.model import CopyBuffer, Dispatch, HostStep, Plan
+from torch_webgpu_compile.plan.model import Dispatch, HostStep, Plan
 from torch_webgpu_compile.symbolic.sizes import ZERO
 
 Json = Any
@@ -128,8 +128,6 @@ def _without_reports(step: Any) -> Any:
             return replace(step, bytes_read=ZERO, bytes_written=ZERO, flops=ZERO)
         case HostStep():
             return replace(step, source="")
-        case CopyBuffer():
-            return step
 
 
 def without_program(plan: Plan) -> Plan:

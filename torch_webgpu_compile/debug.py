@@ -14,7 +14,6 @@ from .options import DEBUG_STAGES, CompileOptions
 from .plan import serialize
 from .plan.model import (
     Branch,
-    CopyBuffer,
     Dispatch,
     HostStep,
     Kernel,
@@ -76,8 +75,6 @@ def step_text(plan: Plan, step: Step) -> str:
             )
             grid = "×".join(str(size) for size in step.grid)
             return f"dispatch {kernel.name} grid {grid} on {bound}"
-        case CopyBuffer():
-            return f"copy {step.source} → {step.destination}"
         case HostStep():
             return f"host {step.target}{step.arguments} → {', '.join(step.outputs)}"
         case _:

@@ -24,7 +24,7 @@ from tests.gpu.runtime_plans import (
 )
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
-from torch_webgpu_compile.plan.model import Binding, CopyBuffer, HostStep, Plan
+from torch_webgpu_compile.plan.model import Binding, HostStep, Plan
 from torch_webgpu_compile.runtime import program
 from torch_webgpu_compile.runtime.buffers import AnyBuffer
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
@@ -147,20 +147,15 @@ def test_windows_of_a_buffer(device: Device) -> None:
     np.testing.assert_array_equal(read(device, bound, "y", 192), expected)
 
 
-def test_constants_and_copies(device: Device) -> None:
+def test_constants(device: Device) -> None:
     one = np.ones(10, np.float32)
     buffers = [
         buffer("x", "input", 10),
         buffer("k", "constant", 10),
-        buffer("t", "intermediate", 10, 0),
-        buffer("y", "output", 10, 1),
-        buffer("z", "output", 10, 2),
+        buffer("y", "output", 10, 0),
+        buffer("z", "output", 10, 1),
     ]
-    steps = [
-        dispatch(0, ["x", "k", "t"], 10),
-        CopyBuffer("t", "y"),
-        dispatch(0, ["t", "k", "z"], 10),
-    ]
+    steps = [dispatch(0, ["x", "k", "y"], 10), dispatch(0, ["y", "k", "z"], 10)]
     executor = Executor(plan([ADD_KERNEL], buffers, steps, {"k": one.tobytes()}), device)
     x = floats(10)
     bound = executor.bind()

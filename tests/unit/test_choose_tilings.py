@@ -92,9 +92,9 @@ def changed(call: Any, **fields: Any) -> Any:
 
 
 def bound(call: Any, k: int, name: str) -> Any:
-    bindings = [*call.bindings]
+    bindings = [*call.step.bindings]
     bindings[k] = Binding(name)
-    return replace(call, bindings=tuple(bindings))
+    return replace(call, step=replace(call.step, bindings=tuple(bindings)))
 
 
 WRONG_KERNELS: dict[str, Callable[[Any], tuple[Any, ...]]] = {

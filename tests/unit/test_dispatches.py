@@ -79,7 +79,7 @@ def dispatched(kernels: Kernels) -> Iterator[tuple[KernelGroup, list[KernelCall]
 
 
 def written(call: KernelCall) -> set[str]:
-    pairs = zip(call.bindings, call.kernel.bindings, strict=True)
+    pairs = zip(call.step.bindings, call.kernel.bindings, strict=True)
     return {binding.buffer for binding, declared in pairs if declared.writable} - {STATUS}
 
 

@@ -36,9 +36,9 @@ class Runner:
         self.states = [state.detach().clone() for state in found.states]
 
     def __call__(self, *args):
-        assert not self.found.phase.seeds
+        assert not self.found.draft.phase.seeds
         with torch.no_grad():
-            results = self.found.graph.module(*args, *self.states)
+            results = self.found.draft.module(*args, *self.states)
         given = [*args, *self.states]
         return [
             results[r.output] if r.argument is None else given[r.argument]

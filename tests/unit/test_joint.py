@@ -160,7 +160,7 @@ def test_parts_that_are_alike_have_their_code_once_and_others_are_refused():
         verify_schedule(schedule, LARGE)
     call = generate_joint(alike, state.schedule.graph.buffers, LARGE)
     assert call.kernel.wgsl.count("fn part") == 1
-    assert [binding.buffer for binding in call.bindings[:2]] == ["in0", "in1"]
+    assert [binding.buffer for binding in call.step.bindings[:2]] == ["in0", "in1"]
 
 
 def test_the_verifier_finds_a_part_that_overwrites_what_another_one_reads():

@@ -11,7 +11,8 @@ from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.captured import Phase
 from torch_webgpu_compile.errors import UnsupportedOp
-from torch_webgpu_compile.plan.model import CopyBuffer, Plan, PlanBuffer, PlanInput, PlanOutput
+from torch_webgpu_compile.plan.model import HostStep, Plan, PlanBuffer, PlanInput, PlanOutput
+from torch_webgpu_compile.symbolic.nested import HostBuffer
 from torch_webgpu_compile.symbolic.sizes import as_expr, contiguous_strides, product, symbol
 
 S = symbol("s0", 2)
@@ -30,7 +31,12 @@ def output(name, sizes, strides=None, offset=0, mutates=None):
 
 
 def plan(buffers, inputs, outputs):
-    steps = tuple(CopyBuffer(i.buffer, o.buffer) for i in inputs for o in outputs if i.buffer)
+    steps = tuple(
+        HostStep("aten.clone.default", (o.buffer,), (HostBuffer(i.buffer),), ())
+        for i in inputs
+        for o in outputs
+        if i.buffer
+    )
     return Plan("p", (), {b.name: b for b in buffers}, steps, tuple(inputs), tuple(outputs))
 
 

@@ -220,24 +220,20 @@ def _may_be_replaced(path: Path) -> bool:
     if not path.is_dir():
         return False
     found = {entry.name for entry in path.iterdir()}
-    return not found or _STAGING in found or (MANIFEST in found and _is_bundle(path))
+    return not found or _STAGING in found or _manifest_in(path) is not None
 
 
-def _manifest_in(path: Path) -> Any:
+def _manifest_in(path: Path) -> dict[str, Any] | None:
+    """The manifest of a bundle of any version; None where there is none."""
     try:
-        return json.loads((path / MANIFEST).read_bytes())
+        manifest = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def _is_bundle(path: Path) -> bool:
-    manifest = _manifest_in(path)
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    is_one = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    return manifest if is_one else None
 
 
 def _files_in(path: Path) -> list[str]:
-    """The files that a bundle's manifest, of any version, lists; none where there is no bundle."""
-    if not _is_bundle(path):
-        return []
-    files = _manifest_in(path).get("files")
+    """The files that a bundle's manifest lists; none where there is no bundle."""
+    files = (_manifest_in(path) or {}).get("files")
     return [name for name in files if is_file_name(name)] if isinstance(files, dict) else []

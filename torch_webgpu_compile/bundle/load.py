@@ -9,31 +9,24 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..counters import counters
-from ..errors import AdapterError, BundleError, InputError
+from ..errors import AdapterError, InputError
 from ..options import from_environment
-from ..plan.lru_cache import LruCache, max_resolved_sizes
-from ..plan.model import Plan, view_at
 from ..plan.seeds import WORD, seed_bytes
-from ..runtime.buffers import GpuBuffer, round_up
 from ..runtime.composed import GpuTensor
 from ..runtime.device import Device, device_for
-from ..runtime.executor import Executor
-from ..runtime.launcher import Launcher
-from ..symbolic.sizes import storage_span
 from .arrays import Array, array_of
-from .composed import ComposedEntry
-from .manifest import Argument, Entry, Manifest, Result, Variant
-from .signature import Given, read_inputs, tensor_text
-from .states import States, nbytes_of
+from .manifest import Entry, Manifest, Variant
+from .program import Program, in_rows
+from .signature import Given, read_inputs
+from .states import States
 from .targets import lacking
 from .verify import BundleReader, open_bundle
 
@@ -119,7 +112,7 @@ class Bundle:
         self._lock = threading.RLock()
         self.manual_seed(seed)
         self._programs = {
-            name: _Program(reader.path / entry.plan, name, entry, plans[name], device, self._seeds)
+            name: Program(reader.path / entry.plan, name, entry, plans[name], device, self._seeds)
             for name, entry in variant.entries.items()
         }
         self._states = States(reader, variant.state, device)
@@ -153,108 +146,54 @@ class Bundle:
         try:
             given = read_inputs(entry, program.entry, {**(inputs or {}), **named})
             with self._lock:
-                return self._run(program, given)
+                made, changed = program(given, self.variant.state, self._states.buffers)
+                self._states.buffers |= changed
+                return self._results(program, given, made)
         except ArithmeticError as error:
             raise program.damaged(f"a size cannot be computed ({error})") from error
-
-    def _run(self, program: _Program, given: Given) -> dict[str, Array]:
-        uploaded = sum(array.nbytes for array in given.bits.values())
-        if program.composed is not None:
-            made, changed = program.composed(given, self.variant.state, self._states.buffers)
-            self._states.buffers |= changed
-            parts = {
-                name: _part_of(made[result.output])
-                for name, result in program.entry.results.items()
-                if result.output is not None
-            }
-            results, nbytes = self._results(program, given, parts)
-            counters.add_call(0, uploaded, nbytes)
-            return results
-        launcher = program.launcher(given.sizes)
-        memory: dict[str, GpuBuffer] = {
-            name: self._memory(argument, given)
-            for name, argument in zip(program.arguments, program.entry.arguments, strict=True)
-        }
-        for place in launcher.places:
-            memory |= dict.fromkeys(place.names, self.device.allocate(place.nbytes))
-        memory |= launcher.constants
-        if program.shows_prepared:
-            memory |= program.executor.prepared(memory)
-        launcher([memory[name] for name in launcher.names])
-        self._take_states(program, memory)
-        made_parts = {
-            name: self._part(program, result, given, memory)
-            for name, result in program.entry.results.items()
-            if result.output is not None
-        }
-        results, nbytes = self._results(program, given, made_parts)
-        counters.add_call(launcher.dispatch_count, uploaded, nbytes)
-        return results
-
-    def _memory(self, argument: Argument, given: Given) -> GpuBuffer:
-        if argument.input is not None:
-            return self.device.upload_new(given.bits[argument.input])
-        if argument.state is not None:
-            return self._states.buffers[argument.state]
-        return self.device.upload_new(self._seeds(argument.seeds or 0))
 
     def _seeds(self, count: int) -> bytes:
         rows = seed_bytes(self._seed, self._drawn, count)
         self._drawn += count
         return rows
 
-    def _take_states(self, program: _Program, memory: Mapping[str, GpuBuffer]) -> None:
-        """States that a call has computed in other memory than they had."""
-        for name, made in program.moved.items():
-            buffer = memory[made.buffer]
-            if not made.is_own:
-                source, nbytes = buffer, nbytes_of(self.variant.state[name])
-                buffer = self.device.allocate(nbytes)
-                self.device.copy(source, 0, buffer, 0, round_up(nbytes, 4))
-            self._states.buffers[name] = buffer
-
     def _results(
-        self, program: _Program, given: Given, made: Mapping[str, _Part]
-    ) -> tuple[dict[str, Array], int]:
-        """The results, and how many bytes have been downloaded for them.
+        self, program: Program, given: Given, made: Sequence[GpuTensor]
+    ) -> dict[str, Array]:
+        """The results of a call.
 
         Args:
-            made: those that are outputs.
+            made: what `Result.output` counts.
         """
-        parts = dict(made)
+        tensors = {}
         for name, result in program.entry.results.items():
             if result.state is not None:
-                state, buffer = self.variant.state[result.state], self._states.buffers[result.state]
-                parts[name] = _Part(buffer, 0, nbytes_of(state), state.sizes)
-        data = {name: np.empty(part.nbytes, np.uint8) for name, part in parts.items()}
-        ranges = [
-            (part.buffer, part.offset_nbytes, part.nbytes, data[name].ctypes.data)
-            for name, part in parts.items()
-        ]
-        nbytes = sum(part.nbytes for part in parts.values())
-        if nbytes:
-            self.device.download_many(ranges)
+                state, memory = self.variant.state[result.state], self._states.buffers[result.state]
+                tensors[name] = in_rows(memory, state.dtype, state.sizes)
+            elif result.output is not None:
+                tensors[name] = made[result.output]
+        data = {name: np.empty(tensor.span, np.uint8) for name, tensor in tensors.items()}
+        downloaded = sum(tensor.span for tensor in tensors.values())
+        if downloaded:
+            self.device.download_many(
+                [
+                    (tensor.memory, tensor.offset_nbytes, tensor.span, data[name].ctypes.data)
+                    for name, tensor in tensors.items()
+                ]
+            )
         elif program.checks_indices:
             self.device.synchronize()
         results = {}
         for name, result in program.entry.results.items():
             dtype = result.tensor.dtype
             if result.input is None:
-                results[name] = array_of(data[name], dtype, parts[name].sizes, parts[name].strides)
+                shape, strides = tensors[name].shape, tensors[name].strides
+                results[name] = array_of(data[name], dtype, shape, strides)
             else:
                 bits = given.bits[result.input]
                 results[name] = array_of(bits.reshape(-1).view(np.uint8), dtype, bits.shape)
-        return results, nbytes
-
-    def _part(
-        self, program: _Program, result: Result, given: Given, memory: Mapping[str, GpuBuffer]
-    ) -> _Part:
-        output, itemsize = program.returned[result.output or 0], result.tensor.dtype.itemsize
-        sizes, strides, offset = view_at(output, given.sizes)
-        if min((*sizes, *strides, offset)) < 0:
-            raise program.damaged(f"a result has the sizes {sizes} and strides {strides}")
-        nbytes = storage_span(sizes, strides) * itemsize
-        return _Part(memory[output.buffer or ""], offset * itemsize, nbytes, sizes, strides)
+        counters.add_call(0, sum(array.nbytes for array in given.bits.values()), downloaded)
+        return results
 
     def manual_seed(self, seed: int) -> None:
         """Starts the random numbers again from a seed, of which 64 bits count."""
@@ -311,90 +250,3 @@ class Bundle:
         entries = "".join(f"\n  {program.text}" for program in self._programs.values())
         name = f"{self.manifest.name}, {self.variant.name}"
         return f"Bundle({name}, on {self.device.info.name}){entries}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A result in GPU memory; without strides in rows without gaps."""
-
-    buffer: GpuBuffer
-    offset_nbytes: int
-    nbytes: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-
-
-def _part_of(tensor: GpuTensor) -> _Part:
-    start, nbytes = tensor.offset_nbytes, tensor.span
-    return _Part(tensor.memory, start, nbytes, tensor.shape, tensor.strides)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """The plan buffer with a state's new value; copied unless nobody else needs it (``is_own``)."""
-
-    buffer: str
-    is_own: bool
-
-
-class _Program:
-    """An entry on a device.
-
-    Attributes:
-        entry, executor: as given, and of its plan.
-        composed: runs a plan that is composed of others; then there is nothing else but the text.
-        checks_indices: whether kernels may report an index that is out of range.
-        arguments: names of the plan buffers of the entry's arguments.
-        returned: what `Result.output` counts.
-        moved: states of which a call computes the new value elsewhere.
-        shows_prepared: whether a result or a state is something that was prepared.
-        text: for people.
-    """
-
-    def __init__(
-        self,
-        file: Path,
-        name: str,
-        entry: Entry,
-        plan: Plan,
-        device: Device,
-        seeds: Callable[[int], bytes],
-    ) -> None:
-        self._file = file
-        self.entry = entry
-        inputs = ", ".join(f"{n}: {tensor_text(entry, t)}" for n, t in entry.inputs.items())
-        results = (f"{n}: {tensor_text(entry, r.tensor)}" for n, r in entry.results.items())
-        self.text = f"{name}({inputs}) -> {', '.join(results) or 'nothing'}"
-        self.composed: ComposedEntry | None = None
-        if plan.plans is not None:
-            self.composed = ComposedEntry(name, entry, plan, device, seeds)
-            self.checks_indices = self.composed.checks_indices
-            return
-        self.executor = Executor(plan, device)
-        self.checks_indices = self.executor.checks_indices
-        self._launchers = LruCache[tuple[int, ...], Launcher](
-            max_resolved_sizes(plan.dispatch_count)
-        )
-        self.arguments = tuple(given.buffer or "" for given in plan.inputs)
-        self.returned = tuple(output for output in plan.outputs if output.mutates is None)
-        takers = Counter(output.buffer for output in plan.outputs if output.mutates is not None)
-        self.moved: dict[str, _Moved] = {}
-        for output in plan.outputs:
-            if output.mutates is None or output.buffer == self.arguments[output.mutates]:
-                continue
-            buffer = output.buffer or ""
-            is_own = plan.buffers[buffer].role == "output" and takers[buffer] == 1
-            state = entry.arguments[output.mutates].state
-            self.moved[state or ""] = _Moved(buffer, is_own)
-        shown = {output.buffer for output in plan.outputs}
-        self.shows_prepared = not shown.isdisjoint(plan.prepared)
-
-    def launcher(self, sizes: Mapping[str, int]) -> Launcher:
-        """Runs the plan at these sizes. Raises DeviceError where it cannot."""
-        key = tuple(sizes.values())
-        found = self._launchers.find(key)
-        return found or self._launchers.keep(key, self.executor.launcher(sizes))
-
-    def damaged(self, cause: str) -> BundleError:
-        """The error for sizes that make no sense."""
-        return BundleError(self._file, cause)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import OptionError
 from ..plan.model import Dispatch, Plan, bound_nbytes
@@ -51,15 +51,18 @@ DESKTOP = Target(
 
 TARGETS: Mapping[str, Target] = {target.name: target for target in (BROWSER, DESKTOP)}
 
-LIMITS: Mapping[str, int] = {
-    "maxBufferSize": BROWSER.max_buffer_nbytes,
-    "maxStorageBufferBindingSize": BROWSER.max_binding_nbytes,
-    "maxStorageBuffersPerShaderStage": BROWSER.max_storage_buffers,
-    "maxComputeInvocationsPerWorkgroup": BROWSER.max_workgroup_invocations,
-    "maxComputeWorkgroupSizeX": BROWSER.max_workgroup_invocations,
-    "maxComputeWorkgroupStorageSize": BROWSER.max_workgroup_nbytes,
+_FIELDS = {
+    "maxBufferSize": "max_buffer_nbytes",
+    "maxStorageBufferBindingSize": "max_binding_nbytes",
+    "maxStorageBuffersPerShaderStage": "max_storage_buffers",
+    "maxComputeInvocationsPerWorkgroup": "max_workgroup_invocations",
+    "maxComputeWorkgroupSizeX": "max_workgroup_invocations",
+    "maxComputeWorkgroupStorageSize": "max_workgroup_nbytes",
 }
-"""WebGPU's names of the limits that bundles can depend on, with what every device has."""
+"""Of `Target`, by WebGPU's names of the limits that bundles can depend on."""
+
+LIMITS: Mapping[str, int] = {name: getattr(BROWSER, field) for name, field in _FIELDS.items()}
+"""The same limits with what every device has."""
 
 
 def target_of(target: str | Target) -> Target:
@@ -69,17 +72,6 @@ def target_of(target: str | Target) -> Target:
     if target not in TARGETS:
         raise OptionError(f"target={target!r} is not valid; use one of: {', '.join(TARGETS)}")
     return TARGETS[target]
-
-
-_FIELDS = {
-    "maxBufferSize": "max_buffer_nbytes",
-    "maxStorageBufferBindingSize": "max_binding_nbytes",
-    "maxStorageBuffersPerShaderStage": "max_storage_buffers",
-    "maxComputeInvocationsPerWorkgroup": "max_workgroup_invocations",
-    "maxComputeWorkgroupSizeX": "max_workgroup_invocations",
-    "maxComputeWorkgroupStorageSize": "max_workgroup_nbytes",
-}
-"""Of `Target`."""
 
 
 def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) -> list[str]:
@@ -109,15 +101,25 @@ def _limits(plan: Plan, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
         yield "maxComputeInvocationsPerWorkgroup", x * y * z
         yield "maxComputeWorkgroupSizeX", x * y * z
         yield "maxComputeWorkgroupStorageSize", kernel.workgroup_nbytes
+    yield from (("maxBufferSize", nbytes) for nbytes in allocated(plan, sizes))
+    yield from (("maxStorageBufferBindingSize", nbytes) for _, nbytes in bound(plan, sizes))
+
+
+def allocated(plan: Plan, sizes: Mapping[str, int]) -> Iterator[int]:
+    """Bytes of each buffer that these sizes decide."""
     for buffer in plan.buffers.values():
         if knows(buffer.nbytes, sizes):
-            yield "maxBufferSize", buffer.nbytes_for(sizes)
+            yield buffer.nbytes_for(sizes)
+
+
+def bound(plan: Plan, sizes: Mapping[str, int]) -> Iterator[tuple[Dispatch, int]]:
+    """Dispatches, with the bytes that each of their bindings reaches, where these sizes decide."""
     for step in plan.steps:
         if isinstance(step, Dispatch):
             for binding in step.bindings:
                 buffer = plan.buffers[binding.buffer]
                 if knows(buffer.nbytes, sizes) and knows(binding.nbytes or ZERO, sizes):
-                    yield "maxStorageBufferBindingSize", bound_nbytes(binding, buffer, sizes)
+                    yield step, bound_nbytes(binding, buffer, sizes)
 
 
 def knows(expr: Expr, sizes: Mapping[str, int]) -> bool:

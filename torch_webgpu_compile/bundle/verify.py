@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from ..dtypes import DType, int32
 from ..errors import BundleError, UnsupportedOp, VerificationError
 from ..plan import serialize
-from ..plan.codec import Json, read_json
+from ..plan.codec import Json, codec_of
 from ..plan.model import FIRST_CHECK, HostStep, Plan, PlanBuffer, PlanOutput
 from ..plan.size_sources import size_sources
 from ..plan.verify import verify_plan
@@ -62,6 +62,8 @@ _MAX_DEPTH = 64  # of what a function returns
 # What data of another form than expected makes the decoders raise.
 _DAMAGE = (ValueError, TypeError, ArithmeticError, RecursionError, LookupError, AttributeError)
 
+JsonChange = Callable[[dict[str, Json]], Json]
+
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a bundle, of which all but the bytes of the weights has been verified.
@@ -93,11 +95,11 @@ class BundleReader:
         expected = self.manifest.files[name]
         return checked_pieces(self.path / name, expected, self.manifest.chunk_nbytes)
 
-    def read_json(self, name: str) -> Json:
-        """The content of a file. Raises BundleError."""
+    def read_json(self, name: str, change: JsonChange | None = None) -> Json:
+        """The content of a file, each object of it changed. Raises BundleError."""
         content = b"".join(self.pieces(name))
         try:
-            return json.loads(content)
+            return json.loads(content, object_hook=change)
         except _DAMAGE as error:
             raise BundleError(self.path / name, f"it is no JSON ({error})") from error
 
@@ -106,11 +108,19 @@ class BundleReader:
         modules = self.read_json(variant.kernels)
         if not isinstance(modules, list) or not all(isinstance(text, str) for text in modules):
             raise BundleError(self.path / variant.kernels, "it is no list of texts")
+
+        def with_module(kernel: dict[str, Json]) -> Json:
+            if {"wgsl", "workgroup_size"} <= kernel.keys():
+                number = kernel["wgsl"]
+                known = type(number) is int and 0 <= number < len(modules)
+                kernel["wgsl"] = modules[number] if known else None
+            return kernel
+
         found = {}
         for name, entry in variant.entries.items():
             file = self.path / entry.plan
             try:
-                plan = serialize.from_json(_with_modules(self.read_json(entry.plan), modules))
+                plan = serialize.from_json(self.read_json(entry.plan, with_module))
                 verify_plan(plan)
             except (serialize.PlanFormatError, VerificationError) as error:
                 raise BundleError(file, f"it is no plan that can be run ({error})") from error
@@ -153,7 +163,7 @@ def _decoded(file: Path) -> Manifest:
             "export it again with this version of the package",
         )
     try:
-        found: Manifest = read_json(Manifest, text)
+        found: Manifest = codec_of(Manifest).decode(data)
     except _DAMAGE as error:
         raise BundleError(file, f"it is damaged ({error})") from error
     return found
@@ -289,9 +299,10 @@ class _EntryChecks(_Checks):
         found = set()
         for name, size in self._entry.sizes.items():
             what = f"the size {name}"
-            given = self._entry.inputs.get(size.input)
-            self._require(given is not None, f"{what} is of an input {size.input!r:.100}")
-            assert given is not None
+            self._require(
+                size.input in self._entry.inputs, f"{what} is of an input {size.input!r:.100}"
+            )
+            given = self._entry.inputs[size.input]
             self._require(0 <= size.dim < len(given.sizes), f"{what} is of dimension {size.dim}")
             dimension = given.sizes[size.dim]
             symbol = None if dimension is None else as_symbol(dimension)
@@ -369,7 +380,7 @@ class _PlanChecks(_Checks):
         nested = [] if plan.plans is None else [*plan.all_plans][1:]
         prepared = [part.name for part in nested if part.preparation is not None]
         self._require(not prepared, f"{prepared[:1]} prepares something in another plan")
-        for part in nested:
+        for part in (plan, *nested):
             try:
                 size_sources(part)
             except UnsupportedOp as error:
@@ -390,16 +401,11 @@ class _PlanChecks(_Checks):
             len(plan.inputs) == len(arguments),
             f"it takes {len(plan.inputs)} arguments, the manifest has {len(arguments)}",
         )
-        given = set[Symbol]()
-        for tensor in self._entry.inputs.values():
-            given = given.union(*map(symbols_of, tensor.known_sizes))
         for position, (entry, argument) in enumerate(zip(plan.inputs, arguments, strict=True)):
             self._require(entry.buffer is not None, f"argument {position} is no tensor")
             buffer = plan.buffers[entry.buffer or ""]
             wanted = self._tensor(argument)
             self._same(buffer, buffer.dtype, wanted, f"argument {position}")
-            used = set[Symbol]().union(*map(symbols_of, (*buffer.sizes, *buffer.strides)))
-            self._require(used <= given, f"argument {position} has a size that no input gives")
 
     def _tensor(self, argument: Argument) -> Tensor:
         if argument.input is not None:
@@ -412,14 +418,20 @@ class _PlanChecks(_Checks):
         self, layout: PlanBuffer | PlanOutput, dtype: DType, wanted: Tensor, what: str
     ) -> None:
         """Checks that a layout is that of a tensor in rows without gaps."""
+        self._alike(layout, dtype, wanted, what)
+        self._require(
+            layout.offset in (None, ZERO) and _is_in_rows(layout.sizes, layout.strides),
+            f"{what} is not in rows without gaps",
+        )
+
+    def _alike(
+        self, layout: PlanBuffer | PlanOutput, dtype: DType, wanted: Tensor, what: str
+    ) -> None:
+        """Checks that a layout has a tensor's dtype and sizes."""
         self._require(
             dtype is wanted.dtype and layout.sizes == wanted.sizes,
             f"{what} is {dtype.name} {layout.sizes!r:.100}, "
             f"in the manifest {wanted.dtype.name} {wanted.sizes!r:.100}",
-        )
-        self._require(
-            layout.offset in (None, ZERO) and _is_in_rows(layout.sizes, layout.strides),
-            f"{what} is not in rows without gaps",
         )
 
     def _preparation(self, inner: Plan) -> None:
@@ -448,14 +460,9 @@ class _PlanChecks(_Checks):
 
     def _result(self, name: str, tensor: Tensor, output: PlanOutput) -> None:
         self._require(output.buffer is not None, f"the result {name} is no tensor")
-        if self._plan.plans is not None:  # a call decides what it gives
-            return
-        dtype = self._plan.buffers[output.buffer or ""].dtype
-        self._require(
-            dtype is tensor.dtype and output.sizes == tensor.sizes,
-            f"the result {name} is {dtype.name} {output.sizes!r:.100}, "
-            f"in the manifest {tensor.dtype.name} {tensor.sizes!r:.100}",
-        )
+        if self._plan.plans is None:  # else a call decides what it gives
+            dtype = self._plan.buffers[output.buffer or ""].dtype
+            self._alike(output, dtype, tensor, f"the result {name}")
 
 
 def _is_in_rows(sizes: Sequence[Expr], strides: Sequence[Expr]) -> bool:
@@ -476,29 +483,6 @@ def _is_in_rows(sizes: Sequence[Expr], strides: Sequence[Expr]) -> bool:
 def tensor_of(state: State) -> Tensor:
     """A state as a tensor of an entry."""
     return Tensor(state.dtype, tuple(map(as_expr, state.sizes)))
-
-
-def _with_modules(data: Json, modules: Sequence[str]) -> Json:
-    """A plan's JSON with the text of each kernel in the place of its number.
-
-    What has not the form of a plan stays as it is: whoever reads it next finds that out.
-    """
-    if not isinstance(data, dict):
-        return data
-    made = dict(data)
-    if isinstance(data.get("kernels"), list):
-        made["kernels"] = [_with_module(kernel, modules) for kernel in data["kernels"]]
-    if data.get("preparation") is not None:
-        made["preparation"] = _with_modules(data["preparation"], modules)
-    if isinstance(data.get("plans"), list):
-        made["plans"] = [_with_modules(plan, modules) for plan in data["plans"]]
-    return made
-
-
-def _with_module(kernel: Json, modules: Sequence[str]) -> Json:
-    number = kernel.get("wgsl") if isinstance(kernel, dict) else None
-    known = type(number) is int and 0 <= number < len(modules)
-    return {**kernel, "wgsl": modules[number] if known else None} if number is not None else kernel
 
 
 __all__ = ["BundleReader", "open_bundle", "read_manifest", "tensor_of"]

@@ -226,7 +226,7 @@ def _verify_calls(
     bindable = stores.union(map(graph.memory_of, known.loaded))
     for call in dispatched:
         kernel = call.kernel
-        for bound, declared in zip(call.bindings, kernel.bindings, strict=True):
+        for bound, declared in zip(call.step.bindings, kernel.bindings, strict=True):
             name = bound.buffer
             memory = graph.memory_of(name) if name in graph.buffers else name
             if memory not in (stores if declared.writable else bindable):
@@ -234,7 +234,7 @@ def _verify_calls(
         for what, has, allowed in (
             ("invocations", prod(kernel.workgroup_size), target.max_workgroup_invocations),
             ("bytes of workgroup memory", kernel.workgroup_nbytes, target.max_workgroup_nbytes),
-            ("storage bindings", len(call.bindings), target.max_storage_buffers),
+            ("storage bindings", len(call.step.bindings), target.max_storage_buffers),
         ):
             if has > allowed:
                 raise VerificationError(f"{kernel.name} has {has} {what} of {allowed}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from ..capture.control_flow.parts import HostNumbers
 from ..capture.decompositions import symbolic_numbers
@@ -25,10 +25,11 @@ from ..torch_private import (
     FakeTensor,
     OpOverload,
     tree_flatten_with_path,
+    tree_leaves,
     tree_map_only,
     tree_unflatten,
 )
-from .inputs import Dimension, ExportInputs, path_name
+from .inputs import Dimension, ExportInputs, fake_like, path_name
 from .names import Names
 from .recording import Recorded, any_sizes, record
 from .steps import StepRecorder, drop_unused, keep_equal
@@ -56,9 +57,9 @@ class CapturedFunction:
     """A function as a graph.
 
     Attributes:
-        graph, phase: what is compiled. Its arguments are the inputs, the states, and the seeds if
-            there are any.
-        draft, state: of the passes so far.
+        draft: the graph, after the passes so far. Its arguments are the inputs, the states, and the
+            seeds if there are any.
+        state: for the passes that follow.
         inputs: fake tensors by name.
         states: the real tensors, in order.
         changed: the states, by number, that the graph changes.
@@ -68,8 +69,6 @@ class CapturedFunction:
         structure: the results as nested lists and dictionaries; see `manifest.Entry`.
     """
 
-    graph: CapturedGraph
-    phase: Phase
     draft: Draft
     state: State
     inputs: dict[str, FakeTensor]
@@ -83,7 +82,7 @@ class CapturedFunction:
     def plan(self, make: PlanMaker) -> Plan:
         """Its plan, composed of others where data decide; ``make`` makes a plan of a graph."""
         if not self.draft.calls:
-            return make(self.graph, self.phase)
+            return make(self.draft.captured, self.draft.phase)
         draft = passes.run(self.draft, self.state, passes.SEVERAL)
         silent = on_fallback("silent")  # bundles refuse operators that run on the host
         return Composer(self.state, make, silent).compose(draft)
@@ -115,10 +114,9 @@ def capture_function(
     autocast = torch.float16 if half is not None else None
     recorded = record(inputs, names, rules, autocast)
     states = tuple(recorded.states.values())
-    halved = frozenset(k for k, s in enumerate(states) if half is not None and half(s))
     with clean_dispatch(symbolic=True), any_sizes():
         fakes = inputs.fakes()
-        values = [*fakes, *(_fake(inputs, s, k in halved) for k, s in enumerate(states))]
+        values = [*fakes, *(_fake(inputs, s, half) for s in states)]
         traced = _functional(recorded, values, len(fakes), inputs, rules)
     inputs.settle()
     _refuse_aliases(states, traced.mutated, len(fakes))
@@ -129,12 +127,11 @@ def capture_function(
                 f"the input {inputs.names[position]} is changed in place",
                 "return the new value, or keep the tensor in the module: it is state then",
             )
-    returned, structure = _results(traced, values)
-    mutated = {position - len(fakes) for position in traced.mutated}
-    used = _drop_unused(traced.module, len(fakes), returned)
-    numbers = {old: new for new, old in enumerate(used)}
-    changed = frozenset(numbers[k] for k in mutated)
-    static = frozenset(len(fakes) + k for k in range(len(used)) if k not in changed)
+    first, used = len(fakes), _used_states(traced, len(fakes))
+    states = tuple(states[k] for k in used)
+    returned, structure = _results(traced, [*fakes, *(values[first + k] for k in used)])
+    changed = frozenset(new for new, old in enumerate(used) if first + old in traced.mutated)
+    static = frozenset(first + k for k in range(len(used)) if k not in changed)
     state = State(rules, host_numbers)
     draft = with_calls(Draft(CapturedGraph(name, traced.module, static), Phase("inference")))
     if draft.calls:  # nothing is prepared between plans
@@ -146,45 +143,37 @@ def capture_function(
             "export", "an input, state or result is complex", "use torch.view_as_real"
         )
     return CapturedFunction(
-        draft.captured,
-        draft.phase,
         draft,
         state,
         dict(zip(inputs.names, fakes, strict=True)),
-        tuple(states[k] for k in used),
+        states,
         changed,
-        frozenset(numbers[k] for k in halved if k in numbers),
+        frozenset(k for k, s in enumerate(states) if half is not None and half(s)),
         tuple(inputs.dimensions.values()),
-        tuple(
-            r
-            if r.argument is None or r.argument < len(fakes)
-            else replace(r, argument=len(fakes) + numbers[r.argument - len(fakes)])
-            for r in returned
-        ),
+        returned,
         structure,
     )
 
 
-def _drop_unused(module: GraphModule, first: int, returned: Sequence[Returned]) -> list[int]:
-    """Removes what no result and no state needs; the numbers of the states that are left."""
-    graph = module.graph
+def _used_states(traced: Traced, first: int) -> list[int]:
+    """Ends the graph, without what no result and no state needs; the numbers of states in it."""
+    graph = traced.module.graph
+    keep_equal(graph)
+    graph.output(()).args = (tuple(n for n in tree_leaves(traced.results) if isinstance(n, Node)),)
     drop_unused(graph)
-    given_back = {result.argument for result in returned}
     used = []
-    for position, node in enumerate(graph.find_nodes(op="placeholder")[first:], first):
-        if node.users or position in given_back:
-            used.append(position - first)
+    for k, node in enumerate(graph.find_nodes(op="placeholder")[first:]):
+        if node.users:
+            used.append(k)
         else:
             graph.erase_node(node)
-    module.recompile()
     return used
 
 
-def _fake(inputs: ExportInputs, state: Tensor, half: bool) -> FakeTensor:
+def _fake(inputs: ExportInputs, state: Tensor, half: Callable[[Tensor], bool] | None) -> FakeTensor:
     """In rows without gaps, as it is stored."""
-    dtype = torch.float16 if half else state.dtype
-    meta = torch.empty(state.shape, dtype=dtype, device="meta")
-    return FakeTensor(inputs.mode, meta, state.device)
+    dtype = torch.float16 if half is not None and half(state) else state.dtype
+    return fake_like(state, inputs.mode, state.shape, dtype=dtype)
 
 
 def _functional(
@@ -211,7 +200,10 @@ def _functional(
         return tree_map_only(Node, known.__getitem__, recorded.results)
 
     with inputs.mode:
-        return run_functional(recorder, replay, values)
+        traced = run_functional(recorder, replay, values)
+    if isinstance(traced.results, Mapping) and type(traced.results) is not dict:
+        return replace(traced, results=dict(traced.results))  # as transformers and diffusers return
+    return traced
 
 
 def _refuse_aliases(states: Sequence[Tensor], mutated: Collection[int], first: int) -> None:
@@ -230,14 +222,10 @@ def _refuse_aliases(states: Sequence[Tensor], mutated: Collection[int], first: i
 
 
 def _results(traced: Traced, values: Sequence[Tensor]) -> tuple[tuple[Returned, ...], Any]:
-    """Ends the graph with an output node; the results."""
+    """The results; those that are no arguments become the graph's outputs."""
     graph = traced.module.graph
-    keep_equal(graph)
     positions = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
-    results = traced.results
-    if isinstance(results, Mapping) and type(results) is not dict:
-        results = dict(results)  # of a class, as transformers and diffusers return
-    found, spec = tree_flatten_with_path(results)
+    found, spec = tree_flatten_with_path(traced.results)
     outputs: list[Any] = []
     returned: dict[str, Returned] = {}
     by_leaf: list[Any] = []
@@ -255,7 +243,8 @@ def _results(traced: Traced, values: Sequence[Tensor]) -> tuple[tuple[Returned, 
             returned[name] = Returned(name, leaf.meta["val"], output=len(outputs))
             outputs.append(leaf)
         by_leaf.append({"result": name})
-    graph.output(()).args = (tuple(outputs),)
+    graph.output_node().args = (tuple(outputs),)
+    traced.module.recompile()
     return tuple(returned.values()), _nested(spec, by_leaf)
 
 

@@ -27,7 +27,7 @@ from ..bundle.manifest import (
     Variant,
 )
 from ..bundle.manifest import Tensor as TensorSpec
-from ..bundle.targets import knows, needed_limits, target_of
+from ..bundle.targets import allocated, bound, knows, needed_limits, target_of
 from ..capture.control_flow.numbers import size_of
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph, host_numbers, native_operators
@@ -36,9 +36,9 @@ from ..errors import OutOfMemoryError, UnsupportedOp
 from ..lowering.symbols import SizeReader
 from ..options import CompileOptions, resolve
 from ..plan import serialize
-from ..plan.model import Dispatch, HostStep, Plan, bound_nbytes
+from ..plan.model import Dispatch, HostStep, Plan
 from ..plan.verify import verify_plan
-from ..symbolic.sizes import INT32, ZERO, as_symbol, evaluate
+from ..symbolic.sizes import INT32, as_symbol, evaluate
 from ..target import Target
 from ..torch_ops.dtypes import dtype_of
 from .capture import CapturedFunction, capture_function
@@ -261,7 +261,8 @@ class _Exporter:
         modules: dict[str, int] = {}
         made = {}
         for name, entry in entries.items():
-            content = _plan_json(entry.plan, modules)
+            content = serialize.to_json(entry.plan)
+            _number_modules(content, modules)
             path = f"plans/{precision}-{name}.json"
             writer.add(path, json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
             made[name] = _entry(path, entry, named.get(name, []))
@@ -272,14 +273,8 @@ class _Exporter:
         return Variant(precision, features, limits, kernels, states, made)
 
 
-def _plan_json(plan: Plan, modules: dict[str, int]) -> dict[str, Any]:
-    """A plan as JSON, with numbers of modules in the place of WGSL."""
-    data = serialize.to_json(plan)
-    _number_modules(data, modules)
-    return data
-
-
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:
+    """Puts numbers of modules in the place of their WGSL in a plan's JSON."""
     for kernel in plan["kernels"]:
         kernel["wgsl"] = modules.setdefault(kernel["wgsl"], len(modules))
     for part in filter(None, (plan["preparation"], *(plan["plans"] or ()))):
@@ -290,8 +285,8 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
     captured = entry.captured
     arguments = [Argument(input=name) for name in captured.inputs]
     arguments += [Argument(state=name) for name in states]
-    if captured.phase.seeds:
-        arguments.append(Argument(seeds=captured.phase.seeds))
+    if captured.draft.phase.seeds:
+        arguments.append(Argument(seeds=captured.draft.phase.seeds))
     read = SizeReader().size if entry.plan.plans is None else size_of
 
     given = {d.symbol for d in captured.dimensions}
@@ -420,9 +415,21 @@ def _check_plan(
                     step.source,
                 )
             if isinstance(step, Dispatch):
-                _check_dispatch(part, step, sizes, captured, target)
-        for buffer in part.buffers.values():
-            nbytes = buffer.nbytes_for(sizes) if knows(buffer.nbytes, sizes) else 0
+                grid = [evaluate(size, sizes) for size in step.grid if knows(size, sizes)]
+                wide = [
+                    n for n in step.narrow if knows(n, sizes) and evaluate(n, sizes) not in INT32
+                ]
+                if wide or max(grid, default=0) > target.max_grid:
+                    cause = f"its sizes{_at(captured)} are beyond 32-bit integers"
+                    raise _too_large(part, step, cause)
+        for step, nbytes in bound(part, sizes):
+            if nbytes > target.max_binding_nbytes:
+                cause = (
+                    f"it reads or writes {nbytes:,} bytes{_at(captured)} of one tensor, a binding "
+                    f"of the target {target.name} reaches {target.max_binding_nbytes:,}"
+                )
+                raise _too_large(part, step, cause)
+        for nbytes in allocated(part, sizes):
             if nbytes > target.max_buffer_nbytes:
                 raise UnsupportedOp(
                     f"export of {name}",
@@ -440,32 +447,8 @@ def _at(captured: CapturedFunction) -> str:
     return f" (at {sizes})" if sizes else ""
 
 
-def _check_dispatch(
-    plan: Plan,
-    step: Dispatch,
-    sizes: Mapping[str, int],
-    captured: CapturedFunction,
-    target: Target,
-) -> None:
+def _too_large(plan: Plan, step: Dispatch, cause: str) -> UnsupportedOp:
+    """The error for a dispatch."""
     kernel = plan.kernels[step.kernel]
     what = ", ".join(kernel.ops) or kernel.name
-    source = next(iter(kernel.sources), "")
-    for binding in step.bindings:
-        buffer = plan.buffers[binding.buffer]
-        if not knows(buffer.nbytes, sizes) or not knows(binding.nbytes or ZERO, sizes):
-            continue
-        nbytes = bound_nbytes(binding, buffer, sizes)
-        if nbytes > target.max_binding_nbytes:
-            raise UnsupportedOp(
-                what,
-                f"it reads or writes {nbytes:,} bytes{_at(captured)} of one tensor, a binding of "
-                f"the target {target.name} reaches {target.max_binding_nbytes:,}",
-                _SMALLER,
-                source,
-            )
-    grid = [evaluate(size, sizes) for size in step.grid if knows(size, sizes)]
-    wide = [n for n in step.narrow if knows(n, sizes) and evaluate(n, sizes) not in INT32]
-    if wide or max(grid, default=0) > target.max_grid:
-        raise UnsupportedOp(
-            what, f"its sizes{_at(captured)} are beyond 32-bit integers", _SMALLER, source
-        )
+    return UnsupportedOp(what, cause, _SMALLER, next(iter(kernel.sources), ""))

@@ -192,12 +192,7 @@ class ExportInputs:
 
     def fakes(self) -> list[FakeTensor]:
         """New fake tensors, one per name; of floats without gradients."""
-        made = []
-        for name, example in self.tensors.items():
-            with _disable_current_modes():
-                meta = torch.empty(self._sizes[name], dtype=example.dtype, device="meta")
-            made.append(FakeTensor(self.mode, meta, example.device))
-        return made
+        return [fake_like(t, self.mode, self._sizes[name]) for name, t in self.tensors.items()]
 
     def settle(self) -> None:
         """Ends the ranges that the caller left open where the captured call stops to hold.
@@ -263,6 +258,22 @@ class ExportInputs:
         positional = [by_name[key] for key in keys[: self._positional]]
         named = {key: by_name[key] for key in keys[self._positional :]}
         return self.function(*positional, **named)
+
+
+def fake_like(
+    like: torch.Tensor,
+    mode: FakeTensorMode,
+    sizes: Sequence[Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> FakeTensor:
+    """A new fake tensor of another one's device, dtype and layout; in rows if sizes are given."""
+    options: Any = {"dtype": dtype or like.dtype, "device": "meta"}
+    with _disable_current_modes():
+        if sizes is None:
+            meta = torch.empty_strided(like.shape, like.stride(), **options)
+        else:
+            meta = torch.empty(tuple(sizes), **options)
+    return FakeTensor(mode, meta, like.device)
 
 
 def largest(good: int, most: int, holds: Callable[[int], bool]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,10 +83,8 @@ class Names:
         return found
 
     def _all(self) -> Iterator[Named]:
-        single = len(self.modules) == 1
         parameters: dict[int, str] = {}
-        for variable, module in self.modules.items():
-            prefix = "" if single or not variable else f"{variable}."
+        for prefix, module in self._with_prefixes():
             kept = set(module.state_dict(keep_vars=True))
             for name, parameter in module.named_parameters():
                 parameters.setdefault(id(parameter), prefix + name)
@@ -109,21 +107,23 @@ class Names:
         for variable, tensor in self._tensors.items():
             yield Named(variable, "tensor", tensor)
 
-    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def parameters(self) -> Collection[tuple[str, torch.nn.Parameter]]:
         """Those of all modules and optimizers, with names, once each."""
-        seen: set[int] = set()
-        for variable, module in self.modules.items():
-            prefix = "" if len(self.modules) == 1 or not variable else f"{variable}."
+        found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for prefix, module in self._with_prefixes():
             for name, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield prefix + name, parameter
+                found.setdefault(id(parameter), (prefix + name, parameter))
         for variable, optimizer in self.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
                 for k, parameter in enumerate(group["params"]):
-                    if id(parameter) not in seen:
-                        seen.add(id(parameter))
-                        yield f"{variable}.{number}.{k}", parameter
+                    found.setdefault(id(parameter), (f"{variable}.{number}.{k}", parameter))
+        return found.values()
+
+    def _with_prefixes(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The modules, with what the names of their tensors begin with."""
+        single = len(self.modules) == 1
+        for variable, module in self.modules.items():
+            yield "" if single or not variable else f"{variable}.", module
 
     @contextmanager
     def kept(self) -> Iterator[None]:

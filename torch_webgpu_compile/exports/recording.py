@@ -27,7 +27,7 @@ from ..capture.graph.patterns import REWRITES
 from ..capture.patches import compiling_flag
 from ..capture.refusals import refusal
 from ..capture.tracing import Rules
-from ..captured import user_source
+from ..captured import line_of_user
 from ..errors import UnsupportedOp
 from ..torch_private import (
     DataDependentOutputException,
@@ -45,7 +45,7 @@ from ..torch_private import (
     tree_map_only,
 )
 from ..torch_private import shapes_config as symbolic_config
-from .inputs import ExportInputs
+from .inputs import ExportInputs, fake_like
 from .names import Key, Names, key_of
 from .steps import StepRecorder, Steps, is_own
 
@@ -117,7 +117,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         except UnsupportedOp as error:
             if error.source:
                 raise
-            place = _place(self.stack_trace)
+            place = line_of_user(self.stack_trace or "")
             raise UnsupportedOp(error.op, error.cause, error.next_step, place) from error
 
     def stand_in(self, value: Tensor) -> Tensor:
@@ -129,11 +129,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         if fake is None:
             name = f"state{len(self.states)}"
             self.states[name] = value
-            with _disable_current_modes():
-                meta = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
-                fake = FakeTensor(self._mode, meta, value.device)
+            fake = fake_like(value, self._mode)
             self._stand_ins[key] = fake
             self.constant(name, value, fake)
         return fake
@@ -146,7 +142,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
                 "export",
                 "a tensor that was made while a function was captured is used after that",
                 "make what the functions keep before the export: call them once",
-                _place(self.stack_trace),
+                line_of_user(self.stack_trace or ""),
             )
         return super().node_of(value)
 
@@ -217,7 +213,7 @@ def _record(
     for number, fake in enumerate(fakes):
         recorder.input(f"input{number}", fake)
     with ExitStack() as stack:
-        stack.enter_context(_optimizers(recorder))
+        stack.enter_context(_optimizers())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(any_sizes())
         stack.enter_context(enable_python_dispatcher())
@@ -246,7 +242,7 @@ def _record(
                 "keep state in a buffer of one size and change it in place",
             )
         replaced.append((str(node.target), node_of(fake)))
-    for _, optimizer in before.optimizers():
+    for optimizer in before.optimizers:
         if any(isinstance(v, FakeTensor) for s in optimizer.state.values() for v in s.values()):
             raise UnsupportedOp(
                 f"{type(optimizer).__name__}.step",
@@ -265,7 +261,7 @@ class _Snapshot:
     """What a call on fake tensors must leave as it was: gradients, buffers, optimizers' state."""
 
     def __init__(self, names: Names) -> None:
-        self._names = names
+        self.optimizers = names.optimizers.values()
         self._gradients = [(p, p.grad) for _, p in names.parameters()]
         self._buffers = [
             (owner, name, value)
@@ -273,12 +269,7 @@ class _Snapshot:
             for owner in module.modules()
             for name, value in owner._buffers.items()
         ]
-        self._groups = [
-            (group, dict(group)) for _, o in self.optimizers() for group in o.param_groups
-        ]
-
-    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
-        return iter(self._names.optimizers.items())
+        self._groups = [(group, dict(group)) for o in self.optimizers for group in o.param_groups]
 
     def new_gradients(self) -> list[torch.nn.Parameter]:
         """Parameters with a gradient that the call made and left."""
@@ -298,7 +289,7 @@ class _Snapshot:
             owner._buffers[name] = value
         for group, old in self._groups:
             group.update({k: v for k, v in old.items() if k in _SET})
-        for _, optimizer in self.optimizers():
+        for optimizer in self.optimizers:
             for parameter, state in list(optimizer.state.items()):
                 if any(isinstance(value, FakeTensor) for value in state.values()):
                     del optimizer.state[parameter]
@@ -323,7 +314,7 @@ def any_sizes() -> Iterator[None]:
 
 
 @contextmanager
-def _optimizers(recorder: _CallRecorder) -> Iterator[None]:
+def _optimizers() -> Iterator[None]:
     """Optimizers make their state before their first step, and keep numbers of steps in tensors."""
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -398,7 +389,7 @@ def _values_needed(op: str, stack_trace: str | None) -> UnsupportedOp:
         "is captured",
         "choose with torch.where and masks, or torch.cond; loop with torch.while_loop; or compute "
         "it outside of the exported function",
-        _place(stack_trace),
+        line_of_user(stack_trace or ""),
     )
 
 
@@ -419,11 +410,3 @@ def _users(frames: Iterable[tuple[Any, int]]) -> str | None:
             code = linecache.getline(file, line).strip()
             return f'File "{file}", line {line}, in {frame.f_code.co_name}\n  {code}'
     return None
-
-
-def _place(stack_trace: str | None) -> str:
-    if stack_trace is None:
-        return ""
-    node = torch.fx.Graph().placeholder("x")
-    node.meta["stack_trace"] = stack_trace
-    return user_source(node)

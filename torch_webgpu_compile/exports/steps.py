@@ -7,7 +7,9 @@ elsewhere as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..capture.control_flow.numbers import expressions_in
-from ..capture.control_flow.rules import RULES, NotInlined
+from ..capture.control_flow.rules import RULES, Function, NotInlined, traced_alone
 from ..capture.tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
 from ..captured import LIBRARIES
 from ..errors import UnsupportedOp
@@ -26,7 +28,6 @@ from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
-    _disable_current_modes,
     _is_functional_tensor,
     _to_functional_tensor,
     free_unbacked_symbols,
@@ -35,7 +36,7 @@ from ..torch_private import (
     tree_map_only,
     tree_unflatten,
 )
-from .functions import PythonFunctions
+from .inputs import fake_like
 from .sized_by_data import SIZED_BY_DATA
 
 aten = torch.ops.aten
@@ -186,7 +187,7 @@ class _Refused(torch.autograd.Function):
 
 
 class Steps:
-    """The loops and branches of a capture.
+    """The loops and branches of a capture, and the functions they are given: `rules.Functions`.
 
     Args:
         mode: of its tensors.
@@ -200,22 +201,38 @@ class Steps:
     def __init__(self, mode: FakeTensorMode, rules: Rules, stand_in: Lift) -> None:
         self._mode, self._rules, self._stand_in = mode, rules, stand_in
         self._trained: set[int] = set()  # of tensors that functions have from elsewhere
-        self._functions = PythonFunctions(mode, stand_in, rules)
-        self._checks = 0
+        self._structure = tree_flatten(())[1]
         self._known_checks: dict[int, Any] = {}
         self.read: set[Any] = set()
+
+    def evaluate(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        """Calls a function in the trace that is going on."""
+        leaves, self._structure = tree_flatten(function(*arguments))
+        return leaves
+
+    def traced(self, function: Function, arguments: Sequence[Any]) -> Traced:
+        """A function's own graph; tensors that it has from elsewhere are inputs."""
+        return traced_alone(
+            lambda *given: tuple(self.evaluate(function, given)),
+            arguments,
+            self._mode,
+            self._rules,
+            self._stand_in,
+        )
+
+    def nodes(self, function: Function, arguments: Sequence[Any]) -> list[Node]:
+        """The calls in a function."""
+        graph = self.traced(function, arguments).module.graph
+        return [node for node in graph.nodes if node.op == "call_function"]
 
     def new_checks(self) -> list[tuple[torch.SymBool, str]]:
         """Conditions on numbers that are read, and what is wrong where they do not hold."""
         env = self._mode.shape_env
         assert env is not None
         found = [check for checks in env.deferred_runtime_asserts.values() for check in checks]
-        if len(found) == self._checks:
-            return []
         known = self._known_checks
         new = [check for check in found if id(check) not in known]
         known.update((id(check), check) for check in new)
-        self._checks = len(found)
         # Others are of numbers that only PyTorch's own rules of shapes know.
         return [
             (env.create_symboolnode(check.expr), f"{check.expr} does not hold{_place(check)}")
@@ -234,33 +251,39 @@ class Steps:
             raise UnsupportedOp(str(func), cause, next_step)
         if rule is not None:
             try:
-                return self._functions.nested(rule(self._functions, *args, **kwargs))
+                results = rule(self, *args, **kwargs)
+                return tree_unflatten(results, self._structure)  # of the function called last
             except NotInlined as error:
                 cause = str(error)
-        divided = _OPERANDS.get(func)
-        if divided is None:
+        layout = _LAYOUTS.get(func)
+        if layout is None:
             raise UnsupportedOp(str(func), cause, "leave it out of the exported function")
-        return self._step(recorder, func, args, divided(*args, **kwargs))
+        bound = inspect.signature(layout.given).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._step(recorder, func, bound.args, layout)
 
     def _step(
-        self, recorder: StepRecorder, func: HigherOrderOperator, args: Any, given: _Operands
+        self, recorder: StepRecorder, func: HigherOrderOperator, args: Any, layout: _Layout
     ) -> Any:
-        arguments = list(recorder.lifted(given.arguments))
-        traced = [self._traced(function, arguments) for function, _ in given.functions]
+        arguments = list(recorder.lifted(layout.given(*args)))
+        functions = [leaf for leaf in tree_leaves(args) if callable(leaf)]
+        traced = [self._traced(function, arguments) for function in functions]
         captured = list({id(t): t for found, _ in traced for t in found.captured}.values())
         captured = recorder.lifted(captured)
-        modules = [
-            _module(found, len(arguments), captured, many)
-            for (found, _), (_, many) in zip(traced, given.functions, strict=True)
-        ]
+        is_condition = [func is higher_order.while_loop and k == 0 for k in range(len(functions))]
+        modules = iter(
+            _module(found, len(arguments), captured, not is_single)
+            for (found, _), is_single in zip(traced, is_condition, strict=True)
+        )
         found, spec = traced[-1]
-        shapes = given.results(tree_leaves(tree_map_only(Node, _value, found.results)))
-        if given.are_branches:
+        leaves = tree_leaves(tree_map_only(Node, _value, found.results))
+        if len(functions) > 1 and not any(is_condition):
             first, *others = (tree_map_only(Node, _value, t.results) for t, _ in traced)
             for other in others:
                 _require_alike(func, first, other)
-        results = [self._fake(func, like, size) for like, size in shapes]
-        recorder.step(func, given.call(modules, tuple(captured)), results)
+        results = [self._fake(func, like, size) for like, size in layout.results(leaves, *args)]
+        *before, last = tree_map_only(callable, lambda _: next(modules), args)
+        recorder.step(func, (*before, (*last, *captured)), results)
         operands = [v for v in (*arguments, *captured) if isinstance(v, Tensor)]
         is_trained = any(v.requires_grad or id(v) in self._trained for v in operands)
         if torch.is_grad_enabled() and is_trained:
@@ -304,13 +327,7 @@ class Steps:
             raise UnsupportedOp(
                 str(func), f"a result is {like!r}, no tensor", "return tensors (torch.tensor)"
             )
-        with _disable_current_modes():
-            options: Any = {"dtype": like.dtype, "device": "meta"}
-            if sizes is None:
-                meta = torch.empty_strided(like.shape, like.stride(), **options)
-            else:
-                meta = torch.empty(tuple(sizes), **options)
-        return FakeTensor(self._mode, meta, like.device)
+        return fake_like(like, self._mode, sizes)
 
 
 def _place(check: Any) -> str:
@@ -337,27 +354,22 @@ def _require_alike(func: Any, one: Sequence[Any], other: Sequence[Any]) -> None:
 
 def _module(traced: Traced, count: int, captured: Sequence[Tensor], many: bool) -> GraphModule:
     """A function's graph with all ``captured`` tensors among its arguments, and an output."""
-    placeholders = traced.module.graph.find_nodes(op="placeholder")
-    own = {
-        id(value): node for value, node in zip(traced.captured, placeholders[count:], strict=True)
-    }
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in placeholders[:count]:
-        copies[node] = graph.node_copy(node)
-    for k, value in enumerate(captured):
-        if id(value) in own:
-            copies[own[id(value)]] = graph.node_copy(own[id(value)])
-        else:
-            graph.placeholder(f"unused{k}").meta["val"] = value
-    for node in traced.module.graph.nodes:
-        if node.op != "placeholder":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph = traced.module.graph
     keep_equal(graph)
-    results = tree_map_only(Node, copies.__getitem__, tuple(tree_leaves(traced.results)))
+    results = tuple(tree_leaves(traced.results))
     graph.output(results if many else results[0])
+    placeholders = graph.find_nodes(op="placeholder")
+    own = dict(zip(map(id, traced.captured), placeholders[count:], strict=True))
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for k, value in enumerate(captured):
+        node = own.get(id(value))
+        if node is None:
+            node = graph.placeholder(f"unused{k}")
+            node.meta["val"] = value
+        first.prepend(node)
     drop_unused(graph)
-    return GraphModule(traced.module, graph)
+    traced.module.recompile()
+    return traced.module
 
 
 def keep_equal(graph: Graph) -> None:
@@ -408,104 +420,52 @@ def _used(graph: Graph) -> set[Any]:
 # ---- what loops and branches give their functions
 
 
-class _Operands:
-    """The arguments of a higher-order operator.
-
-    Attributes:
-        functions: with whether each gives more than one value.
-        arguments: examples of what each is called with.
-        results: of the leaves that the last function gives, what the operator gives: (a tensor like
-            it, its sizes, if others).
-        call: the operator's arguments, of graphs and of more operands.
-        are_branches: whether one of the functions is called.
-    """
-
-    def __init__(
-        self,
-        functions: Sequence[tuple[Any, bool]],
-        arguments: Sequence[Any],
-        results: Callable[[Sequence[Any]], Sequence[tuple[Any, Any]]],
-        call: Callable[[Sequence[GraphModule], tuple[Any, ...]], Sequence[Any]],
-        are_branches: bool = False,
-    ) -> None:
-        self.functions, self.arguments = functions, arguments
-        self.results, self.call, self.are_branches = results, call, are_branches
-
-
-def _as_they_are(leaves: Sequence[Any]) -> list[tuple[Any, None]]:
+def _as_they_are(leaves: Sequence[Any], *_: Any) -> list[tuple[Any, Any]]:
     return [(leaf, None) for leaf in leaves]
 
 
-def _cond(predicate: Any, then: Any, otherwise: Any, operands: Sequence[Any] = ()) -> _Operands:
-    found = _switch(predicate, (then, otherwise), operands)
-    found.call = lambda graphs, more: (predicate, *graphs, (*operands, *more))
-    return found
+def _stacked(leaves: Sequence[Any], init: Sequence[Any], xs: Sequence[Tensor]) -> Any:
+    rows = leaves[len(init) :]
+    return [*_as_they_are(init), *((row, (xs[0].shape[0], *row.shape)) for row in rows)]
 
 
-def _switch(index: Any, branches: Sequence[Any], operands: Sequence[Any] = ()) -> _Operands:
-    return _Operands(
-        [(branch, True) for branch in branches],
-        operands,
-        _as_they_are,
-        lambda graphs, more: (index, tuple(graphs), (*operands, *more)),
-        are_branches=True,
-    )
+def _first_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [fake_like(x, x.fake_mode, x.shape[1:]) for x in tensors]  # type: ignore[attr-defined]
 
 
-def _while_loop(
-    condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any] = ()
-) -> _Operands:
-    return _Operands(
-        [(condition, False), (body, True)],
-        [*carried, *others],
-        lambda leaves: _as_they_are(carried),
-        lambda graphs, more: (*graphs, tuple(carried), (*others, *more)),
-    )
+@dataclass(frozen=True)
+class _Layout:
+    """What the arguments of a higher-order operator are to its functions; its operands come last.
+
+    Attributes:
+        given: of the operator's arguments, examples of what each function is called with.
+        results: of the leaves that the last function gives and the operator's arguments, what the
+            operator gives: (a tensor like it, its sizes, if others).
+    """
+
+    given: Callable[..., Sequence[Any]]
+    results: Callable[..., Sequence[tuple[Any, Any]]] = _as_they_are
 
 
-def _scan(
-    step: Any, init: Sequence[Any], xs: Sequence[Tensor], others: Sequence[Any] = ()
-) -> _Operands:
-    def results(leaves: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        yield from _as_they_are(init)
-        for row in leaves[len(init) :]:
-            yield row, (xs[0].shape[0], *row.shape)
-
-    return _Operands(
-        [(step, True)],
-        [*init, *map(_first_row, xs), *others],
-        lambda leaves: list(results(leaves)),
-        lambda graphs, more: (*graphs, tuple(init), tuple(xs), (*others, *more)),
-    )
-
-
-def _map(function: Any, xs: Sequence[Tensor], others: Sequence[Any] = ()) -> _Operands:
-    found = _scan(function, (), xs, others)
-    found.call = lambda graphs, more: (*graphs, tuple(xs), (*others, *more))
-    return found
-
-
-def _associative_scan(combine: Any, xs: Sequence[Tensor], others: Sequence[Any] = ()) -> _Operands:
-    rows = [*map(_first_row, xs)]
-    return _Operands(
-        [(combine, True)],
-        [*rows, *rows, *others],
-        lambda leaves: _as_they_are(xs),
-        lambda graphs, more: (*graphs, tuple(xs), (*others, *more)),
-    )
-
-
-def _first_row(tensor: Tensor) -> Tensor:
-    with _disable_current_modes():
-        meta = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device="meta")
-    return FakeTensor(tensor.fake_mode, meta, tensor.device)  # type: ignore[attr-defined]
-
-
-_OPERANDS: Mapping[Any, Callable[..., _Operands]] = {
-    higher_order.cond: _cond,
-    higher_order.while_loop: _while_loop,
-    higher_order.scan: _scan,
-    higher_order.map_impl: _map,
-    higher_order.associative_scan: _associative_scan,
-    getattr(higher_order, "switch", None): _switch,  # PyTorch 2.14
+_LAYOUTS: Mapping[Any, _Layout] = {
+    higher_order.cond: _Layout(lambda predicate, then, otherwise, operands=(): operands),
+    getattr(higher_order, "switch", None): _Layout(  # PyTorch 2.14
+        lambda index, branches, operands=(): operands
+    ),
+    higher_order.while_loop: _Layout(
+        lambda condition, body, carried, others=(): (*carried, *others),
+        lambda leaves, condition, body, carried, others: _as_they_are(carried),
+    ),
+    higher_order.scan: _Layout(
+        lambda step, init, xs, others=(): (*init, *_first_rows(xs), *others),
+        lambda leaves, step, init, xs, others: _stacked(leaves, init, xs),
+    ),
+    higher_order.map_impl: _Layout(
+        lambda function, xs, others=(): (*_first_rows(xs), *others),
+        lambda leaves, function, xs, others: _stacked(leaves, (), xs),
+    ),
+    higher_order.associative_scan: _Layout(
+        lambda combine, xs, others=(): (*_first_rows(xs), *_first_rows(xs), *others),
+        lambda leaves, combine, xs, others: _as_they_are(xs),
+    ),
 }

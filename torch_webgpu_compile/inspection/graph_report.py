@@ -168,6 +168,25 @@ def numbered_steps(graph: GraphReport) -> list[tuple[int, str, KernelReport | Ho
     return [(k, "" if k < len(graph.steps) else "(once) ", step) for k, step in enumerate(steps)]
 
 
+HEADS = ("kernel", "grid", "read", "written", "flops", "ops", "from")
+"""Of columns about dispatches."""
+
+
+def cells_of(step: KernelReport | HostReport, mark: str) -> tuple[str, ...]:
+    """What is under `HEADS` of a step."""
+    if isinstance(step, HostReport):
+        return "(host)", "", "", "", "", step.op, short_source(step.source)
+    return (
+        mark + step.name,
+        "×".join(map(str, step.grid)),
+        human_bytes(step.bytes_read),
+        human_bytes(step.bytes_written),
+        human_count(step.flops),
+        " ".join(step.ops),
+        short_source(step.sources[-1]) if step.sources else "",
+    )
+
+
 def short_source(source: str) -> str:
     """``file:line: code`` with the file's name only."""
     path, separator, rest = source.partition(":")

@@ -13,7 +13,7 @@ import torch
 from ..backend import compile_module
 from ..compiler import Compilation
 from ..counters import counters
-from ..errors import AdapterError, DeviceError, OutOfMemoryError, human_bytes
+from ..errors import AdapterError, DeviceError, OutOfMemoryError
 from ..options import CompileOptions, resolve
 from ..plan.model import STATUS, Dispatch, HostStep, Plan
 from ..runtime.device import Device, device_for, opened_devices
@@ -23,14 +23,14 @@ from ..runtime.queue import Recording
 from ..symbolic.sizes import Expr, evaluate
 from ..target import Machine
 from .graph_report import (
+    HEADS,
     GraphReport,
     HostReport,
     KernelReport,
+    cells_of,
     clip,
     dispatches_of,
-    human_count,
     numbered_steps,
-    short_source,
     times_of,
     traffic_lines,
 )
@@ -100,22 +100,11 @@ def _title(graph: GraphReport) -> str:
 
 
 def _table(graph: GraphReport) -> list[str]:
-    rows = [("kernel", "grid", "read", "written", "flops", "ops", "from")]
+    rows: list[tuple[str, ...]] = [HEADS]
     for _, mark, step in numbered_steps(graph):
-        if isinstance(step, HostReport):
-            rows.append(("(host)", "", "", "", "", step.op, short_source(step.source)))
-            continue
-        rows.append(
-            (
-                mark + step.name,
-                "×".join(map(str, step.grid)),
-                human_bytes(step.bytes_read),
-                human_bytes(step.bytes_written),
-                human_count(step.flops),
-                " ".join(dict.fromkeys(op.removeprefix("aten.") for op in step.ops)),
-                short_source(step.sources[-1]) if step.sources else "",
-            )
-        )
+        *cells, ops, source = cells_of(step, mark)
+        shown = ops if isinstance(step, HostReport) else ops.replace("aten.", "")
+        rows.append((*cells, shown, source))
     widths = [min(60, max(len(row[k]) for row in rows)) for k in range(len(rows[0]))]
     return [
         "  "

@@ -7,14 +7,15 @@ from html import escape
 
 from ..errors import human_bytes
 from .graph_report import (
+    HEADS,
     GraphReport,
     HostReport,
     KernelReport,
+    cells_of,
     clip,
     dispatches_of,
     human_count,
     numbered_steps,
-    short_source,
     times_of,
     traffic_lines,
 )
@@ -110,28 +111,15 @@ def _kernel(anchor: str, kernel: KernelReport) -> str:
 
 
 def _table(number: int, graph: GraphReport) -> str:
-    rows = []
+    rows = ["".join(f"<th>{name}</th>" for name in HEADS)]
     for k, mark, step in numbered_steps(graph):
-        if isinstance(step, HostReport):
-            cells = ["(host)", "", "", "", "", step.op, short_source(step.source)]
-            rows.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
-            continue
-        source = short_source(step.sources[-1]) if step.sources else ""
-        numbers = (
-            "×".join(map(str, step.grid)),
-            human_bytes(step.bytes_read),
-            human_bytes(step.bytes_written),
-            human_count(step.flops),
-        )
-        rows.append(
-            f'<tr><td><a href="#k{number}-{k}">{escape(mark + step.name)}</a></td>'
-            + "".join(f'<td class="n">{cell}</td>' for cell in numbers)
-            + f"<td>{escape(' '.join(step.ops))}</td><td>{escape(source)}</td></tr>"
-        )
-    head = "".join(
-        f"<th>{name}</th>" for name in ("kernel", "grid", "read", "written", "flops", "ops", "from")
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        name, *numbers, ops, source = map(escape, cells_of(step, mark))
+        if isinstance(step, KernelReport):
+            name = f'<a href="#k{number}-{k}">{name}</a>'
+        cells = "".join(f'<td class="n">{cell}</td>' for cell in numbers)
+        rows.append(f"<td>{name}</td>{cells}<td>{ops}</td><td>{source}</td>")
+    head, *body = (f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def drawing(number: int, graph: GraphReport) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from ..symbolic.nested import leaves, map_leaves
+from ..symbolic.nested import leaves, map_fields
 from ..symbolic.sizes import Expr, Symbol, as_expr, atom_expr, substitute, symbols_of
 from .buffers import Buffer
 from .graph import GraphInput, GraphOutput, LoopGraph, MapGroup, Member
@@ -67,10 +67,7 @@ def substituted(
             return simplify(substitute_symbols(leaf, values))
         return substituted(leaf, values, simplify) if isinstance(leaf, Member) else leaf
 
-    made: dict[str, Any] = {
-        field.name: map_leaves(changed, getattr(part, field.name)) for field in fields(part)
-    }
-    return replace(part, **made)
+    return map_fields(changed, part)
 
 
 def _parts(graph: LoopGraph) -> tuple[Part, ...]:

@@ -8,7 +8,7 @@ of sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .. import dtypes
@@ -178,6 +178,11 @@ class Dispatch:
     narrow: tuple[Expr, ...] = ()
     traffic: tuple[tuple[Expr, Expr], ...] = ()
 
+    def on(self, instead: Mapping[str, str]) -> Dispatch:
+        """The same on other buffers, by name."""
+        bindings = (replace(b, buffer=instead.get(b.buffer, b.buffer)) for b in self.bindings)
+        return replace(self, bindings=tuple(bindings))
+
     @property
     def buffers(self) -> tuple[str, ...]:
         """The buffers that it reads or writes."""
@@ -196,24 +201,6 @@ class Dispatch:
         yield from (self.bytes_read, self.bytes_written, self.flops, self.iterations)
         for moved in self.traffic:
             yield from moved
-
-
-@dataclass(frozen=True, slots=True)
-class CopyBuffer:
-    """Copy a whole buffer to another of the same nbytes."""
-
-    source: str
-    destination: str
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """The buffers that it reads or writes."""
-        return (self.source, self.destination)
-
-    @property
-    def sizes(self) -> Iterator[Expr]:
-        """Everything that is evaluated to run it."""
-        return iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +363,7 @@ class Check(_Between):
 
 
 ComposedStep = Run | Branch | Loop | ReadNumber | SizeOf | Compute | Floats | Seeds | Check
-Step = Dispatch | CopyBuffer | HostStep | ComposedStep
+Step = Dispatch | HostStep | ComposedStep
 
 
 def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -403,7 +390,7 @@ def names_of(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
             found = leaves((step.changed, step.arguments, step.keywords))
             numbers = [symbol.name for leaf in found for symbol in symbols_in(leaf)]
             return (*step.reads, *dict.fromkeys(numbers)), step.outputs
-        case Dispatch() | CopyBuffer():
+        case Dispatch():
             return step.buffers, ()
 
 
@@ -506,27 +493,13 @@ class Plan:
 class KernelCall:
     """A kernel and how one step runs it: code generation's result for the planner.
 
-    The fields after ``kernel`` are those of `Dispatch`.
+    Attributes:
+        step: of a plan in which the kernel has the number 0.
     """
 
     kernel: Kernel
-    bindings: tuple[Binding, ...]
-    grid: tuple[Expr, Expr, Expr]
-    parameters: tuple[Parameter, ...]
-    bytes_read: Expr
-    bytes_written: Expr
-    flops: Expr
-    checks: tuple[IndexCheck, ...] = ()
-    iterations: Expr = ZERO
-    narrow: tuple[Expr, ...] = ()
-    traffic: tuple[tuple[Expr, Expr], ...] = ()
+    step: Dispatch
 
     def on(self, instead: Mapping[str, str]) -> KernelCall:
         """The same call on other buffers of the same layouts, by name."""
-        bindings = (replace(b, buffer=instead.get(b.buffer, b.buffer)) for b in self.bindings)
-        return replace(self, bindings=tuple(bindings))
-
-    def dispatch(self, kernel: int) -> Dispatch:
-        """The step of a plan in which the kernel has this number."""
-        same = {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
-        return Dispatch(kernel, **same)
+        return replace(self, step=self.step.on(instead))

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dtypes import DType
+from ..symbolic.nested import Record, map_fields
 from ..symbolic.sizes import ONE, ZERO, Expr, as_expr, as_symbol, evaluate
 from ..target import BINDING_ALIGNMENT
 from .model import (
     Binding,
     Dispatch,
     Kernel,
-    Parameter,
     Plan,
     PlanBuffer,
     PlanInput,
@@ -144,65 +144,39 @@ class _At:
                 if symbol is not None:
                     self._sizes[symbol.name] = value
 
-    def _at(self, expr: Expr) -> Expr:
-        return expr if expr.is_constant else as_expr(evaluate(expr, self._sizes))
+    def _known(self, record: Record) -> Record:
+        """The same at the part's sizes, on the call's buffers."""
+        return map_fields(self._leaf, record)
 
-    def _parameter(self, parameter: Parameter) -> Parameter:
-        assert not isinstance(parameter, HostNumber)
-        return self._at(parameter)
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            return leaf if leaf.is_constant else as_expr(evaluate(leaf, self._sizes))
+        if isinstance(leaf, Binding):
+            return self._known(replace(leaf, buffer=self._names[leaf.buffer]))
+        assert not isinstance(leaf, HostNumber)
+        return leaf
 
     def buffers(self) -> dict[str, PlanBuffer]:
         """The buffers that are not the call's."""
         made = {}
         for name, buffer in self._part.plan.buffers.items():
             if name not in self._given:
-                sizes, strides = (
-                    tuple(map(self._at, buffer.sizes)),
-                    tuple(map(self._at, buffer.strides)),
-                )
-                offset, nbytes = self._at(buffer.offset), self._at(buffer.nbytes)
                 own = self._names[name]
-                made[own] = replace(
-                    buffer, name=own, sizes=sizes, strides=strides, offset=offset, nbytes=nbytes
-                )
+                made[own] = self._known(replace(buffer, name=own))
         return made
 
     def dispatch(self, step: Dispatch, kernels: Sequence[int]) -> Dispatch:
         """A step, whose kernels have these numbers."""
-        return Dispatch(
-            kernels[step.kernel],
-            tuple(map(self._binding, step.bindings)),
-            (self._at(step.grid[0]), self._at(step.grid[1]), self._at(step.grid[2])),
-            tuple(map(self._parameter, step.parameters)),
-            self._at(step.bytes_read),
-            self._at(step.bytes_written),
-            self._at(step.flops),
-            step.checks,
-            self._at(step.iterations),
-            tuple(map(self._at, step.narrow)),
-            tuple((self._at(read), self._at(written)) for read, written in step.traffic),
-        )
-
-    def _binding(self, binding: Binding) -> Binding:
-        nbytes = None if binding.nbytes is None else self._at(binding.nbytes)
-        return Binding(self._names[binding.buffer], binding.offset_nbytes, nbytes)
+        return self._known(replace(step, kernel=kernels[step.kernel]))
 
     def output(self, output: PlanOutput) -> PlanOutput:
         """The call's output for an output of the part."""
         assert output.buffer is not None
-        if output.mutates is not None:
-            position = self._part.inputs[output.mutates]
-            return self._written(output, position)
-        return replace(
-            output,
-            buffer=self._names[output.buffer],
-            sizes=tuple(map(self._at, output.sizes)),
-            strides=tuple(map(self._at, output.strides)),
-            offset=None if output.offset is None else self._at(output.offset),
-        )
-
-    def _written(self, output: PlanOutput, position: int) -> PlanOutput:
-        """A change of an input, whose layout may have other dimensions."""
-        layout, buffer = self._inputs[position], self._names[output.buffer or ""]
-        offset = layout.offset if buffer == layout.name else self._at(output.offset or ZERO)
-        return PlanOutput(buffer, layout.sizes, layout.strides, offset, mutates=position)
+        made = self._known(replace(output, buffer=self._names[output.buffer]))
+        if output.mutates is None:
+            return made
+        # A change of an input, whose layout may have other dimensions.
+        position = self._part.inputs[output.mutates]
+        layout = self._inputs[position]
+        offset = layout.offset if made.buffer == layout.name else made.offset or ZERO
+        return PlanOutput(made.buffer, layout.sizes, layout.strides, offset, mutates=position)

@@ -43,7 +43,7 @@ def size_sources(
         UnsupportedOp: a symbol's value does not follow from the arguments.
     """
     found: dict[str, SizeSource] = {}
-    for position, field_name, dim, expr in _places(plan):
+    for position, field_name, dim, expr in places_of(plan):
         if len(expr.terms) == 1 and len(expr.terms[0][0]) == 1:
             (atom,), coefficient = expr.terms[0]
             if isinstance(atom, Symbol) and atom.name not in found:
@@ -62,7 +62,7 @@ def size_sources(
     return tuple(found.values())
 
 
-def _places(plan: Plan) -> Iterator[tuple[int, str, int, Expr]]:
+def places_of(plan: Plan) -> Iterator[tuple[int, str, int, Expr]]:
     """(argument, field, dimension, expression) of every integer among the arguments."""
     for position, entry in enumerate(plan.inputs):
         if entry.size is not None:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 from ..errors import VerificationError
 from ..symbolic.nested import HostView, leaves
-from ..symbolic.sizes import ZERO, Expr, as_expr, is_nonnegative, symbols_of
+from ..symbolic.sizes import ZERO, Expr, Symbol, as_expr, is_nonnegative, symbols_of
 from ..target import BINDING_ALIGNMENT
 from .model import (
     FIRST_CHECK,
@@ -27,7 +26,8 @@ from .model import (
     STATUS_BUFFER,
     VERSION,
     Branch,
-    CopyBuffer,
+    Check,
+    Compute,
     Dispatch,
     Floats,
     HostStep,
@@ -45,6 +45,7 @@ from .model import (
     layout_nbytes,
     names_of,
 )
+from .size_sources import places_of
 
 _WRITTEN_ROLES = frozenset({"input", "intermediate", "output", "status"})
 _MAX_GRID = 65_535
@@ -124,12 +125,7 @@ class _Verifier:
         self._require(name == buffer.name, f"{name} is a buffer named {buffer.name}")
         self._require((name == STATUS) == (buffer.role == "status"), f"{name} is not the status")
         self._require(name != STATUS or buffer == STATUS_BUFFER, "the status has another layout")
-        layout = (*buffer.sizes, *buffer.strides, buffer.offset)
-        self._require(
-            len(buffer.sizes) == len(buffer.strides)
-            and all(expr.constant >= 0 for expr in layout if expr.is_constant),
-            f"{name} has a layout that is none",
-        )
+        self._layout(name, buffer.sizes, buffer.strides, buffer.offset)
         self._require(
             buffer.nbytes
             is layout_nbytes(buffer.dtype, buffer.sizes, buffer.strides, buffer.offset),
@@ -139,6 +135,13 @@ class _Verifier:
             buffer.slot is None or (buffer.role == "intermediate" and buffer.slot >= 0),
             f"{name} cannot be in slot {buffer.slot}",
         )
+
+    def _layout(
+        self, name: str, sizes: Sequence[Expr], strides: Sequence[Expr], offset: Expr
+    ) -> None:
+        numbers = (expr for expr in (*sizes, *strides, offset) if expr.is_constant)
+        is_layout = len(sizes) == len(strides) and all(expr.constant >= 0 for expr in numbers)
+        self._require(is_layout, f"{name} has a layout that is none")
 
     def _kernel(self, kernel: Kernel) -> None:
         """A kernel against its text, as far as this package's own kernels are written alike."""
@@ -183,7 +186,7 @@ class _Verifier:
 
     def _symbols(self) -> None:
         """Every size follows from the arguments."""
-        plan, given = self._plan, set(self._given())
+        plan, given = self._plan, self._given()
         names = {found.name for found in given}
         self._require(len(names) == len(given), "a size symbol has several lower bounds")
         for name, buffer in self._buffers.items():
@@ -198,13 +201,9 @@ class _Verifier:
             used = _symbols((*output.sizes, *output.strides, output.offset, output.size))
             self._require(used <= given, "sizes of an output do not follow from the arguments")
 
-    def _given(self) -> Iterator[Any]:
+    def _given(self) -> set[Symbol]:
         """The size symbols of the arguments."""
-        for entry in self._plan.inputs:
-            yield from _symbols([entry.size])
-            if entry.buffer is not None:
-                buffer = self._buffers[entry.buffer]
-                yield from _symbols((*buffer.sizes, *buffer.strides, buffer.offset))
+        return _symbols(expr for *_, expr in places_of(self._plan))
 
     # ---- what is done
 
@@ -229,12 +228,6 @@ class _Verifier:
         match step:
             case Dispatch():
                 return self._dispatch(step, defined)
-            case CopyBuffer(source, destination):
-                self._reads(source, defined)
-                self._writes(destination)
-                same = self._buffers[source].nbytes is self._buffers[destination].nbytes
-                self._require(same, f"{source} is copied to {destination} of another size")
-                return {destination}
             case HostStep():
                 for name in step.reads:
                     self._reads(name, defined)
@@ -317,17 +310,10 @@ class _Verifier:
     def _view(self, output: PlanOutput, buffer: PlanBuffer) -> None:
         """Checks that an output shows nothing outside of its buffer, as far as sizes are known."""
         offset = ZERO if output.offset is None else output.offset
-        self._require(
-            len(output.sizes) == len(output.strides), f"a view of {buffer.name} has no layout"
-        )
         seen = (output.sizes, output.strides, offset)
         if seen == (buffer.sizes, buffer.strides, buffer.offset):
             return
-        layout = (*output.sizes, *output.strides, offset)
-        self._require(
-            all(expr.constant >= 0 for expr in layout if expr.is_constant),
-            f"a view of {buffer.name} has a layout that is none",
-        )
+        self._layout(f"a view of {buffer.name}", *seen)
         left = buffer.nbytes - layout_nbytes(buffer.dtype, *seen)
         inside = is_nonnegative(left) or not left.is_constant
         self._require(inside, f"an output shows more than {buffer.name} has")
@@ -370,25 +356,17 @@ class _Verifier:
             len(set(made)) == len(made) and set(made) == set(wanted),
             f"its preparation makes {made}, it needs {list(wanted)}",
         )
-        self._require(
-            all(o.mutates is None for o in inner.outputs), "its preparation changes inputs"
-        )
         for output in inner.outputs:
-            self._require(output.buffer is not None, "its preparation has a result without memory")
-            whole = inner.buffers[output.buffer or ""]
-            self._require(
-                (output.sizes, output.strides, output.offset)
-                == (whole.sizes, whole.strides, whole.offset),
-                f"its preparation gives a part of {whole.name}",
+            whole = inner.buffers.get(output.buffer or "")
+            is_whole = whole is not None and output == PlanOutput(
+                whole.name, whole.sizes, whole.strides, whole.offset
             )
+            self._require(is_whole, f"its preparation gives {output}, which is no whole buffer")
         for name in wanted:
             self._same(self._buffers[name], inner.buffers[name])
 
     def _same(self, outer: PlanBuffer, inner: PlanBuffer) -> None:
-        same = all(
-            getattr(outer, field) == getattr(inner, field)
-            for field in ("dtype", "sizes", "strides", "offset")
-        )
+        same = outer == replace(inner, role=outer.role, slot=outer.slot)
         self._require(same, f"{outer.name} is another tensor in the preparation")
 
 
@@ -408,11 +386,12 @@ class _ComposedVerifier(_Verifier):
         for step in plan.steps:
             reads, made = names_of(step)
             self._named(reads)
-            self._composed(step)
-            for name in filter(None, made):
-                self._name(name)
-                self._require(name not in self._names, f"two values are named {name}")
-            self._make(step)
+            before, kinds = self._names, self._composed(step)
+            for name, is_number in zip(made, kinds, strict=True):
+                if name:
+                    self._name(name)
+                    self._require(name not in before, f"two values are named {name}")
+                    (self._numbers if is_number else self._tensors).add(name)
         for output in plan.outputs:
             bare = PlanOutput(output.buffer, constant=output.constant, mutates=output.mutates)
             self._require(output == bare, "a composed plan lays out a result")
@@ -436,17 +415,20 @@ class _ComposedVerifier(_Verifier):
         missing = [name for name in names if name not in self._names]
         self._require(not missing, f"{missing[:1]} is used before it is there")
 
-    def _composed(self, step: Step) -> None:
-        """Checks what a step asks of the values that it reads."""
+    def _composed(self, step: Step) -> Sequence[bool]:
+        """Checks what a step asks of the values that it reads; of its results, which are numbers"""
         match step:
-            case Dispatch() | CopyBuffer():
-                self._require(False, "a composed plan has a dispatch")
             case Run():
                 self._call(step.plan, step.arguments, len(step.results))
+                return self._gives[step.plan]
             case Branch():
                 self._require(bool(step.plans), "a choice of nothing")
                 for plan in step.plans:
                     self._call(plan, step.arguments, len(step.results))
+                first, *others = (self._gives[plan] for plan in step.plans)
+                same = all(other == first for other in others)
+                self._require(same, "branches have results of other kinds")
+                return first
             case Loop():
                 given = (*step.carried, *step.others)
                 self._call(step.body, given, len(step.carried))
@@ -456,11 +438,24 @@ class _ComposedVerifier(_Verifier):
                 self._require((step.condition is None) != (step.count is None), "an endless loop")
                 if step.condition is not None:
                     self._call(step.condition, given, 1)
+                kinds = [name in self._numbers for name in step.carried]
+                self._require(kinds == self._gives[step.body], "turns give other kinds of values")
+                return kinds
             case ReadNumber() | SizeOf():
                 self._require(step.buffer in self._tensors, f"{step.buffer} is no tensor")
+                return [True]
             case HostStep():
                 found = set(step.reads) - self._tensors
                 self._require(not found, f"{step.target} takes {found} for a tensor")
+                return [name in step.numbers for name in step.outputs]
+            case Compute():
+                return [True]
+            case Floats() | Seeds():
+                return [False]
+            case Check():
+                return []
+            case Dispatch():
+                raise VerificationError(f"plan {self._plan.name}: a composed plan has a dispatch")
 
     def _call(self, number: int, arguments: Sequence[str], results: int) -> None:
         plans = self._plan.plans or ()
@@ -475,41 +470,12 @@ class _ComposedVerifier(_Verifier):
             is_free = entry == PlanInput()
             self._require(fits or is_free, f"{plan.name} is given {name} of another kind")
 
-    def _make(self, step: Step) -> None:
-        """Takes note of what a step names."""
-        _, names = names_of(step)
-        kinds = self._kinds(step, len(names))
-        for name, is_number in zip(names, kinds, strict=True):
-            if name:
-                (self._numbers if is_number else self._tensors).add(name)
-
-    def _kinds(self, step: Step, count: int) -> Sequence[bool]:
-        """Of each result whether it is a number."""
-        match step:
-            case Run(number):
-                return self._gives[number]
-            case Branch():
-                first, *others = (self._gives[plan] for plan in step.plans)
-                same = all(other == first for other in others)
-                self._require(same, "branches have results of other kinds")
-                return first
-            case Loop():
-                kinds = [name in self._numbers for name in step.carried]
-                self._require(kinds == self._gives[step.body], "turns give other kinds of values")
-                return kinds
-            case Floats() | Seeds():
-                return [False]
-            case HostStep():
-                return [name in step.numbers for name in step.outputs]
-            case _:
-                return [True] * count
-
 
 def _is_within(expr: Expr, low: int, high: int) -> bool:
     """Whether a number is in a range; what a call decides, executors check."""
     return not expr.is_constant or low <= expr.constant <= high
 
 
-def _symbols(exprs: Iterable[Expr | None]) -> set[Any]:
+def _symbols(exprs: Iterable[Expr | None]) -> set[Symbol]:
     symbolic = (expr for expr in exprs if expr is not None and expr.terms)
     return {symbol for expr in symbolic for symbol in symbols_of(expr)}

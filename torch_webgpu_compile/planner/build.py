@@ -48,8 +48,7 @@ def build_plan(
             kernels[key] = len(table)
             name = f"{call.kernel.name}_{len(table)}"  # unique
             table.append(replace(call.kernel, name=name))
-        bindings = tuple(replace(b, buffer=names[b.buffer]) for b in call.bindings)
-        steps.append(replace(call.dispatch(kernels[key]), bindings=bindings))
+        steps.append(replace(call.step.on(names), kernel=kernels[key]))
     outputs = tuple(_plan_output(output, graph, names) for output in graph.outputs)
     buffers = _plan_buffers(graph, steps, outputs)
     return Plan(

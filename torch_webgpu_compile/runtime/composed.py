@@ -27,7 +27,6 @@ from ..plan.model import (
     Branch,
     Check,
     Compute,
-    CopyBuffer,
     Dispatch,
     Floats,
     HostStep,
@@ -203,7 +202,7 @@ class ComposedExecutor:
                         raise RuntimeError(step.message)
                 case HostStep():
                     values.update(zip(step.outputs, self._host.run(step, values), strict=True))
-                case Dispatch() | CopyBuffer():
+                case Dispatch():
                     raise DeviceError(f"plan {self.plan.name} is composed, and has a dispatch")
                 case _:
                     assert_never(step)
@@ -334,7 +333,7 @@ class _Part(Protocol):
 def _part_of(plan: Plan, device: Device, host: Host, plan_at: Mapping[str, PlanAt]) -> _Part:
     if plan.plans is not None:
         return _ComposedPart(plan, device, host, plan_at)
-    return _PlainPart(plan, device, host, plan_at.get(plan.name))
+    return PlainExecutor(plan, device, host, plan_at.get(plan.name))
 
 
 class _ComposedPart(ComposedExecutor):
@@ -378,15 +377,22 @@ class _Resolved:
     outputs: tuple[_Output, ...]
 
 
-class _PlainPart:
-    """A nested plan of kernels."""
+class PlainExecutor:
+    """Runs a plan of kernels, nested or not, on tensors and numbers.
 
-    def __init__(self, plan: Plan, device: Device, host: Host, plan_at: PlanAt | None) -> None:
+    Args:
+        plan, device, host: as of `ComposedExecutor`.
+        plan_at: makes the plan for sizes at which it cannot run; None where it always can.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Device, host: Host, plan_at: PlanAt | None = None
+    ) -> None:
         self._plan, self._device, self._host, self._plan_at = plan, device, host, plan_at
         self._executor = Executor(plan, device, host.calls_of(plan))
         self._sources = size_sources(plan)
         self._demands = SymbolicDemands(plan)
-        self._resolved = LruCache[tuple[Any, ...], "_Resolved | _PlainPart"](
+        self._resolved = LruCache[tuple[Any, ...], "_Resolved | PlainExecutor"](
             max_resolved_sizes(plan.dispatch_count)
         )
         self._waits = any(isinstance(step, HostStep) for step in plan.steps)
@@ -410,11 +416,12 @@ class _PlainPart:
         return {source.name: size for source, size in zip(self._sources, key, strict=True)}
 
     def run(self, arguments: Sequence[Any]) -> list[Value]:
+        """See `ComposedExecutor`."""
         key = tuple([_size(source, arguments) for source in self._sources])
         found = self._resolved.find(key)
         if found is None:
             found = self._resolved.keep(key, self._resolve(key))
-        if isinstance(found, _PlainPart):
+        if isinstance(found, PlainExecutor):
             return found.run(arguments)
         if self._waits:
             with self._executor.lock:
@@ -429,15 +436,19 @@ class _PlainPart:
             memory = self._device.allocate(nbytes)
             for place in places:
                 buffers[place] = memory
+        launcher = resolved.launcher
+        if launcher.prepared:
+            memory_of = dict(zip(launcher.names, buffers, strict=True))
+            buffers += self._executor.prepared(memory_of).values()
         try:
-            resolved.launcher(buffers)
+            launcher.run(buffers)
         except SharedMemoryError:
             for entry in resolved.inputs:
                 if entry.position in self.changed:
                     copy = _copied(self._device, arguments[entry.position])
                     buffers[entry.place] = self._placed(copy, entry)
-            resolved.launcher(buffers)
-        counters.dispatches += resolved.launcher.dispatch_count
+            launcher.run(buffers)
+        counters.dispatches += launcher.dispatch_count
         return [self._result(output, buffers) for output in resolved.outputs]
 
     def _placed(self, tensor: GpuTensor, entry: _Input) -> AnyBuffer:
@@ -473,13 +484,13 @@ class _PlainPart:
             offset += source.offset_nbytes // dtype.itemsize
         return GpuTensor(source.memory, dtype, shape, strides, offset)
 
-    def _resolve(self, key: tuple[Any, ...]) -> _Resolved | _PlainPart:
+    def _resolve(self, key: tuple[Any, ...]) -> _Resolved | PlainExecutor:
         plan = self._plan
         sizes = self._sizes(key)
         if self._plan_at is not None and not self._demands.at(sizes).are_met(self._device.target):
-            return _PlainPart(self._plan_at(sizes), self._device, self._host, None)
+            return PlainExecutor(self._plan_at(sizes), self._device, self._host)
         launcher = self._executor.launcher(sizes)
-        places = {name: k for k, name in enumerate(launcher.names)}
+        places = {name: k for k, name in enumerate((*launcher.names, *launcher.prepared))}
         inputs = []
         for position, entry in enumerate(plan.inputs):
             if entry.buffer is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import assert_never
 
 from ..errors import DeviceError
 from ..plan.model import HostStep
 from .buffers import AnyBuffer, Serial
-from .interface import Command, Copy, DispatchRun, Handle
+from .interface import DispatchItem, DispatchRun, Handle
 from .pacing import MAX_SECONDS
 from .queue import MIN_BATCH, Recording
-from .sized import SizedCopy, SizedDispatch, SizedPlan
+from .sized import SizedDispatch, SizedPlan
 
 Segment = Recording | HostStep
 """What is recorded at once, or a host step."""
@@ -34,52 +33,30 @@ def build_segments(
         DeviceError: a kernel would read and write one buffer.
     """
     segments: list[Segment] = []
-    commands: list[Command] = []
+    items: list[DispatchItem] = []
     made: list[SizedDispatch] = []
-    run: DispatchRun | None = None
     last: Handle = None
 
     def close() -> None:
-        nonlocal commands, made, run, last
-        if commands:
-            segments.append(Recording(commands, name, made, sized.sizes))
-        commands, made = [], []
-        run = last = None
+        nonlocal items, made, last
+        if items:
+            segments.append(Recording([DispatchRun(items)], name, made, sized.sizes))
+        items, made, last = [], [], None
 
     for step in sized.steps:
-        match step:
-            case SizedDispatch():
-                if run is not None and len(run.items) == MIN_BATCH:
-                    # The GPU starts with the first batches while the host encodes the others.
-                    close()
-                if made and sum(other.seconds for other in made) + step.seconds > MAX_SECONDS:
-                    close()
-                if run is None:
-                    run = DispatchRun([])
-                    commands.append(run)
-                pipeline = step.pipeline
-                group = _bind_group(step, sized, buffers, groups)
-                run.items.append((None if pipeline is last else pipeline, group, *step.grid))
-                made.append(step)
-                last = pipeline
-            case SizedCopy(source, destination, nbytes):
-                origin, target = buffers[source], buffers[destination]
-                if origin.serial != target.serial:
-                    commands.append(
-                        Copy(
-                            origin.handle,
-                            origin.offset_nbytes,
-                            target.handle,
-                            target.offset_nbytes,
-                            nbytes,
-                        )
-                    )
-                    run = last = None
-            case HostStep():
-                close()
-                segments.append(step)
-            case _:
-                assert_never(step)
+        if isinstance(step, HostStep):
+            close()
+            segments.append(step)
+            continue
+        if len(items) == MIN_BATCH:
+            close()  # the GPU starts with the first batches while the host encodes the others
+        if made and sum(other.seconds for other in made) + step.seconds > MAX_SECONDS:
+            close()
+        pipeline = step.pipeline
+        group = _bind_group(step, sized, buffers, groups)
+        items.append((None if pipeline is last else pipeline, group, *step.grid))
+        made.append(step)
+        last = pipeline
     close()
     return segments
 
@@ -89,12 +66,10 @@ Users = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def users_of(segments: Sequence[Segment]) -> Users | None:
-    """The dispatches that bind each buffer; None if recordings have other commands, too."""
+    """The dispatches that bind each buffer; None if there are host steps."""
     users: dict[int, list[tuple[int, int]]] = {}
     for k, recording in enumerate(segments):
         if isinstance(recording, HostStep):
-            return None
-        if len(recording.commands) != 1 or not isinstance(recording.commands[0], DispatchRun):
             return None
         for number, step in enumerate(recording.steps):
             assert isinstance(step, SizedDispatch)

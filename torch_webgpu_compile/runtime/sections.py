@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..plan.model import HostStep, Plan
-from .sized import MemoryPlace, SizedCopy, SizedDispatch, SizedPlan, SizedStep
+from .sized import MemoryPlace, SizedDispatch, SizedPlan, SizedStep
 
 # A section costs the host some ten microseconds. So there are none for less than this, in bytes and
 # as a part of what the call holds, nor for the last part of what all possible sections would save.
@@ -79,8 +79,6 @@ def _positions(step: SizedStep) -> tuple[int, ...]:
     match step:
         case SizedDispatch():
             return step.buffers
-        case SizedCopy():
-            return step.source, step.destination
         case HostStep():
             raise TypeError(f"host step {step.target} is in a plan that is divided")
 
@@ -232,12 +230,6 @@ def _moved(step: SizedStep, positions: Mapping[int, int]) -> SizedStep:
                 step,
                 buffers=tuple(positions[k] for k in step.buffers),
                 conflicts=tuple((positions[a], positions[b]) for a, b in step.conflicts),
-            )
-        case SizedCopy():
-            return replace(
-                step,
-                source=positions[step.source],
-                destination=positions[step.destination],
             )
         case HostStep():
             return step

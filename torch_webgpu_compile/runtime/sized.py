@@ -14,7 +14,6 @@ from ..plan.entry_point import sliced_kernel
 from ..plan.model import (
     FIRST_CHECK,
     Binding,
-    CopyBuffer,
     Dispatch,
     HostStep,
     Kernel,
@@ -95,16 +94,7 @@ class SlicedKernel:
     pipeline: Pipeline
 
 
-@dataclass(frozen=True, slots=True)
-class SizedCopy:
-    """A copy of nbytes, a multiple of 4, between plan buffers at two positions."""
-
-    source: int
-    destination: int
-    nbytes: int
-
-
-SizedStep = SizedDispatch | SizedCopy | HostStep
+SizedStep = SizedDispatch | HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +188,6 @@ class _Sizer:
                         steps += self._divide(whole, cuts[index], uniform, of_slices[index])
                     else:
                         steps.append(whole)
-                case CopyBuffer():
-                    copy = self._copy(step)
-                    if copy is not None:
-                        steps.append(copy)
                 case HostStep():
                     steps.append(step)
                 case _:
@@ -415,13 +401,6 @@ class _Sizer:
         read = dict.fromkeys(position for position, writable in access if not writable)
         written = dict.fromkeys(position for position, writable in access if writable)
         return tuple((a, b) for a in read for b in written)
-
-    def _copy(self, step: CopyBuffer) -> SizedCopy | None:
-        nbytes = self.plan.buffers[step.source].nbytes_for(self.sizes)
-        if not nbytes:
-            return None
-        source, destination = self._positions[step.source], self._positions[step.destination]
-        return SizedCopy(source, destination, round_up(nbytes, 4))
 
 
 def _parameter_value(parameter: Parameter, sizes: Mapping[str, int]) -> int:

@@ -8,10 +8,12 @@ The arguments of an operator are None, booleans, numbers, strings, sizes (`Expr`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from .sizes import Expr
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
         sizes, strides = map_leaves(change, (value.sizes, value.strides))
         value = HostView(value.changed, sizes, strides, change(value.offset))
     return change(value)
+
+
+def map_fields(change: Callable[[Any], Any], record: Record) -> Record:
+    """A dataclass with `map_leaves` of each field."""
+    made = {f.name: map_leaves(change, getattr(record, f.name)) for f in fields(record)}  # type: ignore[arg-type]
+    return replace(record, **made)  # type: ignore[type-var]
 
 
 def buffers_in(value: Any) -> tuple[str, ...]:

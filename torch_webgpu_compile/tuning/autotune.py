@@ -171,7 +171,7 @@ def seconds_of(call: KernelCall, schedule: Schedule, device: Device) -> float:
 def _single(call: KernelCall, schedule: Schedule) -> Plan:
     """A plan of one dispatch."""
     buffers = {}
-    names = {binding.buffer for binding in call.bindings}
+    names = {binding.buffer for binding in call.step.bindings}
     if STATUS in names:  # memory of its own: what it computes with are no indices
         names.remove(STATUS)
         buffers[STATUS] = replace(STATUS_BUFFER, role="intermediate")
@@ -180,7 +180,7 @@ def _single(call: KernelCall, schedule: Schedule) -> Plan:
         buffers[name] = PlanBuffer(
             name, "intermediate", b.dtype, b.sizes, b.strides, b.offset, b.nbytes
         )
-    return Plan("autotune", (call.kernel,), buffers, (call.dispatch(0),), (), ())
+    return Plan("autotune", (call.kernel,), buffers, (call.step,), (), ())
 
 
 # ---- tables

@@ -232,7 +232,7 @@ class WgslKernel:
             elif found.attribute("compute"):
                 x, y, z = self.workgroup_size
                 head = f"@compute @workgroup_size({x}, {y}, {z})"
-                changes.append((found.start, found.attributes[-1].tokens[-1].end, head))
+                changes.append((found.start, found.attributes[-1].end, head))
         kept = [(a, b, _as_long(self.text[a:b], head)) for a, b, head in changes]
         return marked(self.name, renamed(replaced(self.text, kept), {self.entry: "main"})) + "\n"
 

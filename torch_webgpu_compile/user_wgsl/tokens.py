@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 _TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*)|(?P<name>[^\W\d]\w*)"
@@ -44,18 +44,16 @@ def tokens_of(text: str) -> list[SourceToken]:
     Raises:
         WgslSyntaxError: a comment does not end.
     """
-    return list(_tokens(text))
-
-
-def _tokens(text: str) -> Iterator[SourceToken]:
+    found: list[SourceToken] = []
     place = 0
     while (match := _TOKEN.search(text, place)) is not None:
         place = match.end()
         kind = match.lastgroup or "sign"
         if kind != "comment":
-            yield SourceToken(kind, match.group(), match.start())
+            found.append(SourceToken(kind, match.group(), match.start()))
         elif match.group() == "/*":
             place = _comment_end(text, match.start())
+    return found
 
 
 def _comment_end(text: str, start: int) -> int:
@@ -70,11 +68,11 @@ def _comment_end(text: str, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """``@name(arguments)``: the arguments as text, and the tokens of all of it."""
+    """``@name(arguments)``: the arguments as text, and the position behind all of it."""
 
     name: str
     arguments: str
-    tokens: tuple[SourceToken, ...]
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +139,10 @@ class _Parser:
     def _token(self) -> SourceToken:
         return self._tokens[self._place]
 
+    @property
+    def _end(self) -> int:
+        return self._tokens[self._place - 1].end
+
     def _next(self) -> SourceToken:
         token = self._token
         if token.kind == "end":
@@ -156,14 +158,16 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if not self._accept(text):
-            found = repr(self._token.text) if self._token.text else "the end of the text"
-            raise WgslSyntaxError(f"expected {text!r}, found {found}", self._token.start)
+            raise self._unexpected(repr(text))
 
     def _name(self) -> SourceToken:
         if self._token.kind != "name":
-            found = repr(self._token.text) if self._token.text else "the end of the text"
-            raise WgslSyntaxError(f"expected a name, found {found}", self._token.start)
+            raise self._unexpected("a name")
         return self._next()
+
+    def _unexpected(self, wanted: str) -> WgslSyntaxError:
+        found = repr(self._token.text) if self._token.text else "the end of the text"
+        return WgslSyntaxError(f"expected {wanted}, found {found}", self._token.start)
 
     def declarations(self) -> list[Declaration]:
         found = []
@@ -177,7 +181,7 @@ class _Parser:
         attributes = self._attributes()
         keyword = self._token
         if keyword.text not in _KINDS:
-            raise WgslSyntaxError(f"expected a declaration, found {keyword.text!r}", keyword.start)
+            raise self._unexpected("a declaration")
         self._place += 1
         match keyword.text:
             case "fn":
@@ -205,7 +209,7 @@ class _Parser:
                 value = self._joined(";")
                 self._expect(";")
                 made = Declaration(keyword.text, "", keyword, value=value)
-        return _replaced(made, start, self._tokens[self._place - 1].end)
+        return replace(made, start=start, end=self._end)
 
     def _value(self, kind: str, attributes: tuple[Attribute, ...]) -> Declaration:
         space: list[str] = []
@@ -222,7 +226,6 @@ class _Parser:
     def _attributes(self) -> tuple[Attribute, ...]:
         found = []
         while self._token.text == "@":
-            first = self._place
             self._place += 1
             name = self._name().text
             arguments = ""
@@ -230,7 +233,7 @@ class _Parser:
                 start = self._token.end
                 self._skip_brackets("(")
                 arguments = self._text[start : self._tokens[self._place - 1].start].strip()
-            found.append(Attribute(name, arguments, tuple(self._tokens[first : self._place])))
+            found.append(Attribute(name, arguments, self._end))
         return tuple(found)
 
     def _variables(self, end: str) -> tuple[Variable, ...]:
@@ -275,13 +278,6 @@ class _Parser:
                 )
 
 
-def _replaced(found: Declaration, start: int, end: int) -> Declaration:
-    return Declaration(
-        *(found.kind, found.name, found.token, found.attributes, found.variables),
-        *(found.type, found.space, found.value, start, end),
-    )
-
-
 def renamed(text: str, names: dict[str, str]) -> str:
     """``text`` with module-scope names replaced, but for members and attributes of such a name."""
     found = tokens_of(text)
@@ -291,16 +287,13 @@ def renamed(text: str, names: dict[str, str]) -> str:
         if declaration.kind == "struct"
         for variable in declaration.variables
     }
-    parts: list[str] = []
-    copied = 0
-    for k, token in enumerate(found):
-        if token.kind != "name" or token.text not in names or token.start in members:
-            continue
-        if k and found[k - 1].text in (".", "@"):
-            continue
-        parts += [text[copied : token.start], names[token.text]]
-        copied = token.end
-    return "".join([*parts, text[copied:]])
+    changes = [
+        (token.start, token.end, names[token.text])
+        for before, token in zip([None, *found], found, strict=False)
+        if token.kind == "name" and token.text in names and token.start not in members
+        if before is None or before.text not in (".", "@")
+    ]
+    return replaced(text, changes)
 
 
 def replaced(text: str, changes: Sequence[tuple[int, int, str]]) -> str:

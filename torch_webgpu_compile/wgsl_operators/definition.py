@@ -50,6 +50,11 @@ def define(
     return overload
 
 
+def results_schema(count: int) -> str:
+    """So many tensors as results in a schema."""
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+
+
 def _on_gpu(name: str, overload: OpOverload, arguments: Sequence[Any]) -> Any:
     try:
         device = torch.device(_DEVICE)

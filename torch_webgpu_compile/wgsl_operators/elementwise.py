@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..lowering.registry import LoweringFunction
 from ..lowering.user_wgsl import lower_function
 from ..torch_private import OpOverload
 from ..user_wgsl.modules import WgslFunction, parse_function
 from ..user_wgsl.source import find_source, remember
-from .definition import Operator, define
+from .definition import Operator, define, results_schema
 
 _SMALL_SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool})
 _INTEGERS = _SMALL_SIGNED | {torch.int64, torch.uint32}
@@ -61,18 +62,14 @@ class ElementwiseOperator(Operator):
 
     def __init__(self, name: str, function: WgslFunction) -> None:
         self.function = function
-        count = len(function.results)
-        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-        parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in function.parameters)
-
-        def fake(*tensors: Tensor) -> Any:
-            made = _empty_results(function, tensors)
-            return made[0] if count == 1 else made
-
-        lowering = lower_function(function)
-        schema = f"({parameters}) -> {results}"
-        super().__init__(name, define(name, schema, fake, lowering, pointwise=True))
-        self.register_vmap(_batched(self.overload, count))
+        overload = _defined(
+            name,
+            [parameter for parameter, _ in function.parameters],
+            len(function.results),
+            lambda *tensors: _empty_results(function, tensors),
+            lower_function(function),
+        )
+        super().__init__(name, overload)
         self._parameters = function.parameters
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -136,14 +133,8 @@ class ElementwiseOperator(Operator):
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.save_for_backward(*inputs)
-            outputs = (output,) if isinstance(output, Tensor) else output
-            ctx.results = [(result.shape, result.dtype, result.device) for result in outputs]
 
-        def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-            grads = [
-                torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
-                for grad, (shape, dtype, device) in zip(given, ctx.results, strict=True)
-            ]
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             inputs = ctx.saved_tensors
             made = formula(*grads, *inputs)
             parts = (made,) if made is None or isinstance(made, Tensor) else tuple(made)
@@ -181,27 +172,19 @@ class ElementwiseOperator(Operator):
                 0,
                 f"return a derivative, f32, by each of {names}",
             )
-        parameters = ", ".join(f"Tensor {parameter}" for parameter, _ in own)
         count = len(differentiable)
-        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
-        def fake(grad: Tensor, *tensors: Tensor) -> Any:
+        def fake(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             like = _common([grad, *tensors])
-            made = tuple(
+            return tuple(
                 torch.empty_like(like, dtype=t.dtype if t.dtype in _FLOATS else torch.float32)
                 for t, (_, type) in zip(tensors, own, strict=True)
                 if type in ("f32", "f16")
             )
-            return made[0] if count == 1 else made
 
-        overload = define(
-            title,
-            f"(Tensor grad_output, {parameters}) -> {results}",
-            fake,
-            lower_function(function, times_first=True),
-            pointwise=True,
-        )
-        torch.library.register_vmap(overload, _batched(overload, count))
+        parameters = ["grad_output", *(parameter for parameter, _ in own)]
+        lowering = lower_function(function, times_first=True)
+        overload = _defined(title, parameters, count, fake, lowering)
 
         def formula(grad: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
             made = overload(grad, *inputs)
@@ -209,6 +192,25 @@ class ElementwiseOperator(Operator):
             return tuple(next(parts) if name in differentiable else None for name, _ in own)
 
         return formula
+
+
+def _defined(
+    name: str,
+    parameters: Sequence[str],
+    count: int,
+    fake: Callable[..., tuple[Tensor, ...]],
+    lowering: LoweringFunction,
+) -> OpOverload:
+    """Defines an elementwise operator of tensors that has so many results; see `define`."""
+
+    def results(*tensors: Tensor) -> Any:
+        made = fake(*tensors)
+        return made[0] if count == 1 else made
+
+    schema = f"({', '.join(f'Tensor {p}' for p in parameters)}) -> {results_schema(count)}"
+    overload = define(name, schema, results, lowering, pointwise=True)
+    torch.library.register_vmap(overload, _batched(overload, count))
+    return overload
 
 
 def _is_float(value: Any) -> bool:

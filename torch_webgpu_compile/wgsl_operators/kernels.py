@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..lowering.user_wgsl import lower_kernel
 from ..user_wgsl.modules import WgslKernel
-from .definition import Operator, define
+from .definition import Operator, define, results_schema
 
 _DTYPES = {
     "f32": torch.float32,
@@ -52,8 +52,7 @@ class KernelOperator(Operator):
             _declared(f"{type} {argument}", self._signature.parameters[argument].default)
             for argument, type in self._types.items()
         )
-        count = len(kernel.outputs)
-        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        results = results_schema(len(kernel.outputs))
         names = list(self._types)
         order = [names.index(tensor) for tensor, _ in kernel.inputs]
         lowering = lower_kernel(kernel, order, self._launch)

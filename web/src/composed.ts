@@ -213,7 +213,7 @@ class Running {
       made.push({ memory } as Held);
     });
     gpu.submit((encoder) => program.encode(encoder, sized, buffers));
-    this.dispatches += sized.plan.dispatches;
+    this.dispatches += sized.plan.steps.length;
     this.hasChecks ||= program.roles.includes("status");
     const results = nested.results.map(({ output, size, constant }): Value => {
       if (output === null) return size === null ? constant : BigInt(evaluate(size, sizes));

@@ -367,7 +367,7 @@ export class Model {
       results = this.results(callable, sized, call, encoder);
     });
     this.counted.calls++;
-    this.counted.dispatches += sized.plan.dispatches;
+    this.counted.dispatches += sized.plan.steps.length;
     this.pool.count();
     if (callable.hasChecks) {
       this.readback.expect(!callable.isChecked);
@@ -423,7 +423,7 @@ export class Model {
       });
       inner.plan.inputs.forEach(({ buffer }, k) => (memory[inner.names.indexOf(buffer!)] = found[k]!.buffer));
       inner.encode(encoder, sized, memory);
-      this.counted.dispatches += sized.plan.dispatches;
+      this.counted.dispatches += sized.plan.steps.length;
       preparation.versions = found.map(({ version }) => version);
     }
     program.roles.forEach((role, k) => {

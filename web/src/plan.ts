@@ -19,11 +19,9 @@ export interface IndexCheck { op: string; source: string; dim: number | null }
 export interface Dispatch {
   kernel: number; bindings: Binding[]; grid: Expr[]; parameters: NumberValue[]; checks: IndexCheck[]; narrow: Expr[];
 }
-export interface Copy { source: string; destination: string }
-export type Step = Dispatch | Copy;
 export interface PlanOutput { buffer: string; sizes: Expr[]; strides: Expr[]; offset: Expr; mutates: number | null }
 export interface Plan {
-  version: number; kernels: Kernel[]; buffers: Record<string, PlanBuffer>; steps: Step[]; inputs: { buffer: string | null }[];
+  version: number; kernels: Kernel[]; buffers: Record<string, PlanBuffer>; steps: Dispatch[]; inputs: { buffer: string | null }[];
   outputs: PlanOutput[]; constants: Record<string, Uint8Array<ArrayBuffer>>; preparation: Plan | null;
 }
 
@@ -37,7 +35,6 @@ const BINDING_ALIGNMENT = 256;
 const kernel = fields<Kernel>({
   name: text, wgsl: count, bindings: list(fields({ writable: flag })), parameter_count: below(MOST_PARAMETERS),
 });
-const copy = fields<Copy>({ source: text, destination: text });
 const check = fields<IndexCheck>({ op: text, source: text, dim: optional(count) });
 const bytes: Check<Uint8Array<ArrayBuffer>> = (data, at) => {
   try {
@@ -68,10 +65,7 @@ export function planOf(symbols: Names): Check<Plan> {
       role: oneOf("input", "constant", "intermediate", "output", "prepared", "status"), dtype,
       sizes: list(expr), strides: list(expr), offset: expr, nbytes: expr, slot: optional(count),
     })),
-    steps: list<Step>((data, at) => {
-      const { Dispatch, CopyBuffer } = record(data, at);
-      return CopyBuffer === undefined ? dispatch(Dispatch, at) : copy(CopyBuffer, at);
-    }),
+    steps: list((data, at) => dispatch(record(data, at)["Dispatch"], at)),
     inputs: list(fields<{ buffer: string | null }>({ buffer: optional(text) })),
     outputs: list(fields<PlanOutput>({
       buffer: text, sizes: list(expr), strides: list(expr), offset: (data, at) => expr(data ?? 0, at), mutates: optional(count),
@@ -125,14 +119,6 @@ export function checkParts(plan: Plan, at: string, modules: number, shown: reado
     if (role !== "intermediate" && role !== "output") written.add(name);
   }
   steps.forEach((step, k) => {
-    if (!("kernel" in step)) {
-      const { source, destination } = step;
-      reads(source);
-      writes(destination);
-      need(memory(source) !== memory(destination) && same(known(source).nbytes, known(destination).nbytes), `copies ${source} to what is not its like`);
-      written.add(destination);
-      return;
-    }
     const { bindings, parameters, grid } = step;
     const kernel = kernels[step.kernel];
     need(bindings.length === kernel?.bindings.length && parameters.length === kernel.parameter_count && grid.length === 3, `has a step ${k} that does not fit its kernel`);

@@ -96,8 +96,8 @@ export interface Sized {
   last: Bound | null;
 }
 
-/** Buffers, and bind groups of the steps with them; null for copies. */
-interface Bound { buffers: readonly Buffer[]; groups: (GPUBindGroup | null)[] }
+/** Buffers, and bind groups of the steps with them. */
+interface Bound { buffers: readonly Buffer[]; groups: GPUBindGroup[] }
 
 export class Program {
   readonly names: readonly string[];
@@ -164,25 +164,19 @@ export class Program {
 
   /** Adds the plan's commands; `given` are the buffers of inputs, outputs and what is prepared, by position. */
   encode(encoder: GPUCommandEncoder, sized: Sized, given: readonly (Buffer | undefined)[]): void {
-    const { buffers, groups } = this.boundTo(sized, given);
+    const { groups } = this.boundTo(sized, given);
     const { steps } = sized.plan;
-    let pass: GPUComputePassEncoder | null = null;
+    if (!steps.length) return;
+    const pass = encoder.beginComputePass();
     let last: GPUComputePipeline | null = null;
     for (let k = 0; k < steps.length; k++) {
-      const step = steps[k]!;
-      if ("kernel" in step) {
-        const { pipeline } = this.pipelines[step.kernel]!;
-        pass ??= encoder.beginComputePass();
-        if (pipeline !== last) pass.setPipeline((last = pipeline));
-        pass.setBindGroup(0, groups[k]!);
-        pass.dispatchWorkgroups(step.grid[0]!, step.grid[1], step.grid[2]);
-      } else {
-        pass?.end();
-        pass = last = null;
-        encoder.copyBufferToBuffer(buffers[step.source]!.gpu, 0, buffers[step.destination]!.gpu, 0, step.nbytes);
-      }
+      const { kernel, grid } = steps[k]!;
+      const { pipeline } = this.pipelines[kernel]!;
+      if (pipeline !== last) pass.setPipeline((last = pipeline));
+      pass.setBindGroup(0, groups[k]!);
+      pass.dispatchWorkgroups(grid[0]!, grid[1], grid[2]);
     }
-    pass?.end();
+    pass.end();
   }
 
   /** Makes room in the arena: before anything is encoded, as what it replaces is gone at once. */
@@ -200,7 +194,7 @@ export class Program {
     if (!bound) {
       const buffers = this.names.map((_, k) =>
         this.roles[k] === "status" ? this.status : (this.arena.slots.get(this.slots[k]!) ?? this.constants.get(k) ?? given[k]!));
-      bound = sized.last = { buffers, groups: sized.plan.steps.map((step, k) => ("kernel" in step ? this.group(step, k, sized, buffers) : null)) };
+      bound = sized.last = { buffers, groups: sized.plan.steps.map((step, k) => this.group(step, k, sized, buffers)) };
       sized.bound.set(key, bound);
       if (sized.bound.size > MOST_BOUND) sized.bound.delete(sized.bound.keys().next().value!);
     }

@@ -27,7 +27,7 @@ export class Readback {
   numbered({ steps }: Plan): number[] {
     return steps.map((step) => {
       const first = this.checks.length;
-      if ("kernel" in step) this.checks.push(...step.checks);
+      this.checks.push(...step.checks);
       return first;
     });
   }

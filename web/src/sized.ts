@@ -17,14 +17,11 @@ export interface SizedDispatch {
   parametersSize: number;
   grid: number[];
 }
-export interface SizedCopy { source: number; destination: number; nbytes: number }
 
 export interface SizedPlan {
   /** Of each buffer of the plan, in order. */
   nbytes: number[];
-  steps: (SizedDispatch | SizedCopy)[];
-  /** How many of the steps are dispatches. */
-  dispatches: number;
+  steps: SizedDispatch[];
   /** The parameters of all dispatches. */
   uniform: Uint8Array<ArrayBuffer>;
   /** Of each output. */
@@ -102,12 +99,6 @@ export function sizePlan(plan: Plan, sizes: Sizes, firstChecks: readonly number[
 
   const steps: SizedPlan["steps"] = [];
   plan.steps.forEach((step, number) => {
-    if (!("kernel" in step)) {
-      const source = positions.get(step.source)!;
-      const size = Math.ceil(touched[source]! / 4) * 4;
-      if (size) steps.push({ source, destination: positions.get(step.destination)!, nbytes: size });
-      return;
-    }
     const { kernel, bindings } = step;
     const { name } = plan.kernels[kernel]!;
     const grid = step.grid.map(value);
@@ -132,7 +123,7 @@ export function sizePlan(plan: Plan, sizes: Sizes, firstChecks: readonly number[
     });
   });
   const layouts = plan.outputs.map((output) => layout("a result", output, plan.buffers[output.buffer]!));
-  return { nbytes, steps, dispatches: steps.filter((step) => "kernel" in step).length, uniform: new Uint8Array(Int32Array.from(words).buffer), layouts };
+  return { nbytes, steps, uniform: new Uint8Array(Int32Array.from(words).buffer), layouts };
 }
 
 const single = new Float32Array(1);

@@ -13,7 +13,7 @@ from ...ir.graph import Member
 from ...ir.rows import WorkgroupArray
 from ...ir.scalar import Scalar
 from ...ir.spaces import Origin
-from ...plan.model import Kernel, KernelCall, Parameter
+from ...plan.model import Dispatch, Kernel, KernelCall, Parameter
 from ...plan.numbers import HostNumber
 from ...symbolic.sizes import (
     ONE,
@@ -223,8 +223,8 @@ class KernelBuilder:
             sources=tuple(dict.fromkeys(o.source for o in origins if o.source)),
         )
         checks = tuple(self.bindings.checks)
-        return KernelCall(
-            kernel,
+        step = Dispatch(
+            0,
             bindings,
             fold_grid(workgroups, self.target),
             parameters,
@@ -236,6 +236,7 @@ class KernelBuilder:
             tuple(self.bindings.narrow),
             traffic,
         )
+        return KernelCall(kernel, step)
 
     def _too_many_bindings(self, count: int, origins: Sequence[Origin]) -> UnsupportedOp:
         origin = next(iter(origins), Origin("a kernel"))

@@ -8,7 +8,15 @@ from ...ir.folding import as_index
 from ...ir.nodes import UserKernel
 from ...ir.scalar import Const, Scalar
 from ...ir.spaces import Origin
-from ...plan.model import USER_KERNEL, Binding, Kernel, KernelBinding, KernelCall, Parameter
+from ...plan.model import (
+    USER_KERNEL,
+    Binding,
+    Dispatch,
+    Kernel,
+    KernelBinding,
+    KernelCall,
+    Parameter,
+)
 from ...plan.numbers import HostNumber
 from ...symbolic.sizes import ZERO, as_expr
 from ...target import Target
@@ -44,8 +52,8 @@ def generate_user_kernel(
         ops=ops,
         sources=tuple(dict.fromkeys(o.source for o in node.origins if o.source)),
     )
-    return KernelCall(
-        kernel,
+    step = Dispatch(
+        0,
         tuple(map(Binding, names)),
         node.grid,
         parameters,
@@ -55,6 +63,7 @@ def generate_user_kernel(
         iterations=node.iterations if target.max_loop_iterations else ZERO,
         traffic=traffic,
     )
+    return KernelCall(kernel, step)
 
 
 def _check_limits(node: UserKernel, buffers: dict[str, Buffer], target: Target) -> None:
