@@ -281,7 +281,7 @@ class _Placing:
                 lambda leaves: False,
             ),
             graph,
-            tuple(self._leaves),
+            len(self._leaves),
         )
 
 

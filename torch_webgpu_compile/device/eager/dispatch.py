@@ -322,7 +322,8 @@ def _remember(call: _Call, compiled: CompiledOp | None) -> KnownCall:
     made = KnownCall(call.op) if compiled is None else compiled.known_call(call.op, call.leaves)
     details = _details(call.leaves)
     takes_any = compiled is not None and compiled.takes_any_number(call.leaves)
-    if not made.is_switched and (len(details) == 1 or (takes_any and not _checks_numbers(call))):
+    is_switched = compiled is not None and compiled.deterministic is not None
+    if not is_switched and (len(details) == 1 or (takes_any and not _checks_numbers(call))):
         _by_signature[call.signature] = made
         return made
     by_details = _by_signature.get(call.signature)
