@@ -152,7 +152,7 @@ def test_the_rules_are_those_that_pytorch_has_for_cuda() -> None:
 def test_each_operator_is_in_one_list() -> None:
     lists = (
         rules.LOWER_PRECISION,
-        rules.FLOAT32,
+        rules.float32(),
         rules.FLOAT32_BY_ARGUMENT,
         rules.FLOAT32_BY_OVERLOAD,
         rules.WIDEST,

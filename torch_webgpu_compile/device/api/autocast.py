@@ -54,7 +54,7 @@ def _kernels() -> dict[str, Callable[..., Any]]:
     kernels: dict[str, Callable[..., Any]] = {}
     for names, kernel in (
         (rules.LOWER_PRECISION, _in_lower_precision),
-        (rules.FLOAT32, _in_float32),
+        (rules.float32(), _in_float32),
         (rules.WIDEST, _in_widest),
     ):
         kernels |= {name: partial(kernel, op) for name in names if (op := _find(name))}
