@@ -98,16 +98,17 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     signature = tuple(key)
     found = _by_signature.get(signature)
     known = found.get(_details(leaves)) if type(found) is dict else found
-    if known is None:
-        with _DisableAutocast():  # tracing calls operators: they are this one's parts
-            return _first_time(_Call(op, arguments, keywords, leaves, signature))
-    compiled: CompiledOp | None = known.compiled
-    if compiled is None:
-        return run_on_host(op, arguments, keywords)
     try:
-        return compiled.run(leaves, known)
-    except (UnsupportedOp, AdapterError) as error:
-        return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
+        if known is None:
+            with _DisableAutocast():  # tracing calls operators: they are this one's parts
+                return _first_time(_Call(op, arguments, keywords, leaves, signature))
+        compiled: CompiledOp | None = known.compiled
+        if compiled is None:
+            return run_on_host(op, arguments, keywords)
+        try:
+            return compiled.run(leaves, known)
+        except (UnsupportedOp, AdapterError) as error:
+            return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
     except OutOfMemoryError as error:
         error.add_op(str(op))
         raise
@@ -204,8 +205,6 @@ def _first_time(call: _Call) -> Any:
             if compiled is None:
                 compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
     except Exception as error:
-        if isinstance(error, OutOfMemoryError):
-            error.add_op(str(op))
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
         if not _runs_on_cpu(op):  # nothing there says what is wrong
@@ -221,9 +220,6 @@ def _first_time(call: _Call) -> Any:
         return compiled.run(leaves, known)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(call, error)
-    except OutOfMemoryError as error:
-        error.add_op(str(op))
-        raise
 
 
 def _check(call: _Call, *, sizes_fit: bool) -> None:
