@@ -183,6 +183,7 @@ class KnownCall:
         graph: the graph that has a plan for its sizes.
         variant: its recipes and memory at these sizes.
         is_as_expected: whether every tensor is where and how the plan reads it: see `run_at`.
+        is_in_place: whether it writes what it changes where that is.
         generator: the leaf that random numbers are drawn of; None: of the device's own.
     """
 
@@ -191,6 +192,7 @@ class KnownCall:
     graph: DeviceGraph | None = None
     variant: SignatureVariant | None = None
     is_as_expected: bool = False
+    is_in_place: bool = False
     generator: int | None = None
 
 
@@ -265,8 +267,9 @@ class CompiledOp:
         values = [leaves[k] for k in self._arguments]
         graph, variant = self._graph.at(values)
         as_expected = graph.expects(variant, values)
+        in_place = all(mutation.in_place for mutation in variant.mutations)
         generator = _generator_among(leaves) if self._seeds else None
-        return KnownCall(op, self, graph, variant, as_expected, generator)
+        return KnownCall(op, self, graph, variant, as_expected, in_place, generator)
 
     def run(
         self,

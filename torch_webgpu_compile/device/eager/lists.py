@@ -132,7 +132,7 @@ class _Node:
         met: the next call's lists that were met first, of the last sequence: by operator, place
             and length.
         programs: what was compiled, by the positions of the made tensors that are needed later;
-            None: by a call that is not gathered.
+            None: by a call that is not gathered. The calls of what cannot be compiled run singly.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class _Node:
         self.spare: list[Results] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.met: dict[tuple[Any, ...], KnownList] = {}
-        self.programs: dict[tuple[int, ...] | None, list[_Program]] = {}
+        self.programs: dict[tuple[int, ...] | None, list[KnownCall]] = {}
         self._made: KnownList | None = None
 
     @property
@@ -184,42 +184,6 @@ class _Node:
         made = Results(self.results, index, self._made)
         self._made = self._made or made.known
         return made
-
-
-class _Program:
-    """A compiled sequence.
-
-    Args:
-        compiled: None where it cannot be compiled.
-        op: the first operator.
-        leaves: what it was compiled for.
-
-    Attributes:
-        known: the call of ``compiled``.
-        is_in_place: whether it writes what it changes where that is.
-
-    Raises:
-        UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
-    """
-
-    __slots__ = ("_fixed", "compiled", "is_in_place", "known")
-
-    def __init__(self, compiled: CompiledOp | None, op: OpOverload, leaves: Sequence[Any]) -> None:
-        self.compiled = compiled
-        self._fixed: list[tuple[int, str]] = []
-        self.known = KnownCall(op)
-        self.is_in_place = False
-        if compiled is not None:
-            free = compiled.free_numbers
-            numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
-            self._fixed = [(k, leaves[k].hex()) for k in numbers]
-            self.known = compiled.known_call(op, leaves)
-            assert self.known.variant is not None
-            self.is_in_place = all(m.in_place for m in self.known.variant.mutations)
-
-    def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether it computes the sequence with these numbers, too."""
-        return all(leaves[k].hex() == number for k, number in self._fixed)
 
 
 _current: _Sequence | None = None
@@ -524,25 +488,29 @@ class _Sequence:
             leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
         memory = self._layouts.buffers(len(self._tensors))
         self.has_begun = True
-        results: Sequence[Tensor | None] = program.compiled.run(leaves, program.known, memory)
+        results: Sequence[Tensor | None] = program.compiled.run(leaves, program, memory)
         return results
 
     def _all_made(self) -> list[Tensor]:
         return [tensor for _, made in self._made for tensor in made.tensors]
 
-    def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
-        """The program of the sequence as a whole."""
+    def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> KnownCall:
+        """The call of what runs the sequence as a whole.
+
+        Raises:
+            UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
+        """
         known = self._node.programs.setdefault(wanted, [])
-        program = next((p for p in known if p.holds(leaves)), None)
-        if program is None:
-            leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
-            op = self._node.calls[0].op
-            if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
-                return _Program(None, op, leaves)
-            compiled = self._compiled(wanted, leaves)
-            program = _Program(compiled, op, leaves)
-            known.append(program)
-        return program
+        for program in known:
+            if program.compiled is None or program.compiled.accepts(leaves):
+                return program
+        op = self._node.calls[0].op
+        if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
+            return KnownCall(op)
+        leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
+        compiled = self._compiled(wanted, leaves)
+        known.append(KnownCall(op) if compiled is None else compiled.known_call(op, leaves))
+        return known[-1]
 
     def _compiled(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> CompiledOp | None:
         first = len(self._tensors)
