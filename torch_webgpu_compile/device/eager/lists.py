@@ -10,8 +10,9 @@ after the other. Everywhere else a sequence is one call.
 
 What a sequence is compiled for is found call by call in a tree (`_Node`): an edge is a call with
 all that matters to the compiler of its arguments. Tensors are told by their addresses, and
-described when the sequence meets them first. What is the same in every step is looked at once: a
-list that lies where that of the last sequence lay has nothing to do with the other lists.
+described when the sequence meets them first, in a list that has nothing to do with the others: one
+that has only some of another's tensors begins a new sequence. What is the same in every step is
+looked at once: a list that lies where that of the last sequence lay.
 """
 
 from __future__ import annotations
@@ -343,9 +344,6 @@ class _Sequence:
             met = None
         if met is None or met.before is not self._last or met.addresses != addresses:
             self._places.find(self._layouts.addresses, self._made_addresses)
-            if self._places.have_any(addresses):
-                self._describe_mixed(tensors, addresses, key, new)
-                return
             met = self._met(tensors, addresses, place, met)
         if not met.description.is_exact:
             if len(self):
@@ -384,26 +382,6 @@ class _Sequence:
         if likeness is not None:
             self._node.met[place] = met
         return met
-
-    def _describe_mixed(
-        self,
-        tensors: Sequence[Tensor],
-        addresses: tuple[int, ...],
-        key: list[Any],
-        new: list[Tensor],
-    ) -> None:
-        """`_describe_tensors` of a list of which some tensors have been met in others."""
-        places = tuple(map(self._places.get, addresses))
-        description = self._description(tensors)
-        met, made = self._layouts.of_each(), self._node.layouts
-        for place, lies in zip(places, description.of_each(), strict=True):
-            if place is not None and lies != (met[place] if place >= 0 else made[~place]):
-                raise _DifferentError
-        key.append(places)
-        self._lists[addresses] = len(self._lists), KnownList(addresses, description)
-        rest = [t for t, place in zip(tensors, places, strict=True) if place is None]
-        if rest:
-            self._describe_tensors(rest, key, new)
 
     def _description(self, tensors: Sequence[Tensor]) -> Description:
         """The description of tensors.
