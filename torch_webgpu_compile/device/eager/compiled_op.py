@@ -71,7 +71,6 @@ class Placement:
         specs: the leaves with a `TensorSpec` in place of each tensor.
         spec: how the leaves are nested in (arguments, keywords).
         kind: equal for calls that one graph with symbolic sizes may serve.
-        cause_for_host: why the call cannot be compiled, or "".
         in_place: whether it changes arguments, none of which shares memory with another one.
     """
 
@@ -79,7 +78,6 @@ class Placement:
     specs: tuple[Any, ...]
     spec: TreeSpec
     kind: tuple[Any, ...]
-    cause_for_host: str
     in_place: bool = False
 
     @staticmethod
@@ -117,7 +115,7 @@ class Placement:
         equals = tuple(groups_of_equals(op, *tree_unflatten(specs, spec)))
         in_place = bool(written) and not sharing(leaves)
         kind = (op, torch.get_default_dtype(), index, in_place, spec, equals, *map(_kind, specs))
-        return Placement(index, specs, spec, kind, _cause_for_host(tensors), in_place)
+        return Placement(index, specs, spec, kind, in_place)
 
 
 def check_index_device(tensor: Tensor, index: Tensor) -> None:
@@ -133,12 +131,6 @@ def _has_place(op: OpOverload, tensor: Tensor) -> bool:
     if tensor.device.type != "cpu":
         return True
     return tensor.dim() > 0 and op._schema.name not in _TAKES_HOST_TENSORS
-
-
-def _cause_for_host(tensors: Sequence[Tensor]) -> str:
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        return "sparse tensors have no kernels"
-    return ""
 
 
 def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:

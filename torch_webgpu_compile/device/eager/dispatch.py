@@ -199,11 +199,11 @@ def _first_time(call: _Call) -> Any:
         if refused:
             return _refused(call, refused)
         with _lock:  # what one thread compiles serves those that wait for it
-            compiled = None if cause or placement.cause_for_host else _accepting(placement)
+            compiled = None if cause else _accepting(placement)
             if not cause:
                 _check(call, sizes_fit=compiled is not None)
             if compiled is None:
-                compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+                compiled, cause = _compiled(op, placement, cause)
     except Exception as error:
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
