@@ -204,7 +204,9 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
         structured = _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
         composite = _has_kernel(name, "CompositeExplicitAutograd")
         wanted = structured or (composite and (short in native or short.startswith("_foreach_")))
-        if wanted and not _returns_view(_overload(short)):
+        schema = str(_overload(short)._schema) if wanted else ""
+        # What takes numbers in a CPU tensor reads them, and does one tensor after the other.
+        if wanted and "Tensor scalars" not in schema and not _returns_view(_overload(short)):
             found.append(short)
     return found
 
