@@ -181,7 +181,7 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
     """
     index = tensor.get_device()
     old = tensor.untyped_storage()
-    if old.nbytes() and _users(old) > _USERS:
+    if old.nbytes() and _storage_Use_Count(old._cdata) > _USERS:
         raise RuntimeError(
             f"a webgpu storage of {old.nbytes()} bytes cannot grow to {nbytes} while other tensors "
             "are views of it: they would see nothing of what is written; clone() the tensor before "
@@ -194,12 +194,6 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
         # Copies are of whole words, and so is memory.
         device.copy(buffer_of(tensor), 0, buffer_of(target), 0, round_up(old.nbytes(), 4))
     return storage
-
-
-def _users(storage: torch.UntypedStorage) -> int:
-    """How many refer to a storage."""
-    count: int = _storage_Use_Count(storage._cdata)
-    return count
 
 
 _USERS = 2  # its tensor, and the object that Python has of it

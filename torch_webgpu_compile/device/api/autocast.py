@@ -30,7 +30,7 @@ _registered = False
 
 # Casts of weights by the weights' addresses, dtypes and whether autograd recorded them; each with
 # its weight, which keeps the address from being taken over, and the weight's version.
-_casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, Tensor]] = {}
+casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, Tensor]] = {}
 
 
 def register() -> None:
@@ -45,7 +45,7 @@ def register() -> None:
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
         new_library("_").fallback(torch.library.fallthrough_kernel, _KEY)
-        patches.install(patches.When.AUTOCAST, _casts.clear)
+        patches.install(patches.When.AUTOCAST)
         _registered = True
 
 
@@ -169,9 +169,9 @@ def _cached_cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     # Without a graph, what ``no_grad`` leaves would cut the weight off from its gradient.
     key = (id(weight), dtype, torch.is_grad_enabled())
     version = weight._version
-    known = _casts.get(key)
+    known = casts.get(key)
     if known is not None and known[1] == version:
         return known[2]
     cast = weight.to(dtype)
-    _casts[key] = (weight, version, cast)
+    casts[key] = (weight, version, cast)
     return cast

@@ -239,12 +239,9 @@ class CompiledOp:
 
     def takes_any_number(self, leaves: Sequence[Any]) -> bool:
         """Whether the floats among the leaves may have any finite values."""
-        return {k for k, leaf in enumerate(leaves) if type(leaf) is float} <= self.free_numbers
-
-    @property
-    def free_numbers(self) -> frozenset[int]:
-        """The leaves that may be any finite floats."""
-        return self._call.free_numbers
+        return {
+            k for k, leaf in enumerate(leaves) if type(leaf) is float
+        } <= self._call.free_numbers
 
     def accepts(self, specs: Sequence[Any]) -> bool:
         """Whether the graph computes the call with these leaves too, at present."""

@@ -193,19 +193,15 @@ _nodes = 0
 
 
 def _begin(args: Sequence[Any]) -> _Sequence:
-    index = _first_list(args)[0].get_device()
-    return _Sequence(_roots.setdefault((index, torch.get_default_dtype()), _Node()), index)
-
-
-def _first_list(args: Sequence[Any]) -> Sequence[Tensor]:
-    """The first list of tensors among arguments.
+    """A sequence on the device of the first list of tensors among arguments.
 
     Raises:
         _DifferentError: there is none.
     """
     for value in args:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-            return value
+            index = value[0].get_device()
+            return _Sequence(_roots.setdefault((index, torch.get_default_dtype()), _Node()), index)
     raise _DifferentError
 
 
