@@ -215,7 +215,7 @@ def _first_time(call: _Call) -> Any:
     try:
         known = _remember(call, compiled)
         if compiled is None:
-            report(op, cause, leaves)
+            report(str(op), cause, leaves)
             return call.on_host()
         return compiled.run(leaves, known)
     except (UnsupportedOp, AdapterError) as error:
@@ -258,7 +258,7 @@ def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any
         raise error
     _remember(call, None)
     cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
-    report(call.op, cause, call.leaves)
+    report(str(call.op), cause, call.leaves)
     return call.on_host()
 
 
@@ -277,7 +277,7 @@ def _runs_on_host(op: OpOverload) -> bool:
 def _refused(call: _Call, cause: str) -> Any:
     """Runs a call that cannot be compiled on the CPU, whose kernels say if it is wrong."""
     results = call.on_host()
-    report(call.op, cause, call.leaves)
+    report(str(call.op), cause, call.leaves)
     return results
 
 

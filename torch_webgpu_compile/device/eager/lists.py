@@ -336,11 +336,18 @@ class _Sequence:
             return
         place = key[0], len(key), len(tensors)
         met = self._node.met.get(place)
+        is_first = met is None
         if met is not None and not (met.likeness is not None and met.likeness.holds(tensors)):
             met = None
         if met is None or met.before is not self._last or met.addresses != addresses:
+            likeness = met.likeness if met else storages.Likeness(tensors) if is_first else None
+            description = met.description if met else self._description(tensors)
+            met = KnownList(addresses, description, likeness, self._last)
             self._places.find(self._layouts.addresses, self._made_addresses)
-            met = self._met(tensors, addresses, place, met)
+            if not self._places.are_apart(met.slots):
+                raise _DifferentError
+            if likeness is not None:
+                self._node.met[place] = met
         if not met.description.is_exact:
             if len(self):
                 raise _DifferentError
@@ -350,34 +357,6 @@ class _Sequence:
         self._layouts.add(met)
         key += met.description, met.residues
         new += tensors
-
-    def _met(
-        self,
-        tensors: Sequence[Tensor],
-        addresses: tuple[int, ...],
-        place: tuple[Any, ...],
-        alike: KnownList | None,
-    ) -> KnownList:
-        """A list of tensors that is met first, at a place of the next call.
-
-        Args:
-            alike: one that lay so at this place.
-
-        Raises:
-            _DifferentError: they cannot be a part of this sequence.
-        """
-        if alike is not None:
-            description, likeness = alike.description, alike.likeness
-        else:
-            description = self._description(tensors)
-            is_first = place not in self._node.met
-            likeness = storages.Likeness(tensors) if is_first else None
-        met = KnownList(addresses, description, likeness, self._last)
-        if not self._places.are_apart(met.slots):
-            raise _DifferentError
-        if likeness is not None:
-            self._node.met[place] = met
-        return met
 
     def _description(self, tensors: Sequence[Tensor]) -> Description:
         """The description of tensors.

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import fallbacks
 from ...options import resolve
 from ...tensors import sparse
 from ...tensors.copying import is_here
@@ -17,10 +16,9 @@ from ...torch_private import (
     DispatchKey,
     OpOverload,
     _dispatch_get_registrations_for_dispatch_key,
-    tree_leaves,
 )
 from ..registration import new_library, untraced
-from .host import run_on_host
+from .host import report, run_on_host
 
 aten = torch.ops.aten
 
@@ -47,11 +45,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         UnsupportedOp: under ``TORCH_WEBGPU_FALLBACK=error``.
     """
     if op._schema.name not in _QUIET:
-        tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
-        policy = resolve().fallback
-        name = str(op) if policy == "error" else "aten.* of sparse tensors"
-        fallbacks.on_fallback(policy)(name, dtype, "", f"{op} has sparse tensors")
+        name = str(op) if resolve().fallback == "error" else "aten.* of sparse tensors"
+        report(name, f"{op} has sparse tensors", (arguments, keywords))
     return run_on_host(op, arguments, keywords)
 
 
