@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..runtime.buffers import round_up
 from ..symbolic.sizes import storage_span
+from ..torch_ops.names import overload_of
 from ..torch_private import (
     _disable_current_modes,
     _dispatch_has_kernel_for_dispatch_key,
@@ -203,8 +204,7 @@ def view_kernels() -> dict[str, Callable[..., Any]]:
     """View operators, by name: PyTorch's kernels for the CPU only compute sizes and strides."""
     found: dict[str, Callable[..., Any]] = {}
     for name in _VIEWS:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        operator = overload_of(name)
         if _dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
             found[name] = partial(operator._handle.redispatch_boxed, CPU_KEYS)
     return found

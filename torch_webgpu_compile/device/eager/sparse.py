@@ -12,6 +12,7 @@ from torch import Tensor
 from ...options import resolve
 from ...tensors import sparse
 from ...tensors.copying import is_here
+from ...torch_ops.names import overload_of
 from ...torch_private import (
     DispatchKey,
     OpOverload,
@@ -84,7 +85,7 @@ def register(library: Any) -> None:
     are for dense ones.
     """
     for name in (*_CONVERSIONS, *_CHECKS):
-        library.impl(name, partial(untraced(run), _overload(name)), "PrivateUse1")
+        library.impl(name, partial(untraced(run), overload_of(name)), "PrivateUse1")
     for key in ("PrivateUse1", "SparsePrivateUse1"):
         library.impl("sparse_coo_tensor.indices_size", untraced(make_coo), key)
     through = torch.library.fallthrough_kernel
@@ -96,14 +97,8 @@ def register(library: Any) -> None:
         for name in registrations(of_cpu):
             namespace, _, short = name.partition("::")
             if namespace == "aten" and short not in kernels:
-                kernels[short] = partial(untraced(run), _overload(short))
+                kernels[short] = partial(untraced(run), overload_of(short))
         kernels["_copy_from"] = untraced(copy_from)
         for short, kernel in kernels.items():
             library.impl(short, kernel, key)
         new_library("_").fallback(untraced(run), key)
-
-
-def _overload(name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return found
