@@ -52,12 +52,12 @@ def register() -> None:
 def _kernels() -> dict[str, Callable[..., Any]]:
     """A kernel for each operator of the rules that this version of PyTorch has."""
     kernels: dict[str, Callable[..., Any]] = {}
-    for names, kernel in (
-        (rules.LOWER_PRECISION, _in_lower_precision),
-        (rules.float32(), _in_float32),
-        (rules.WIDEST, _in_widest),
+    for names, choose in (
+        (rules.LOWER_PRECISION, lambda *_: torch.get_autocast_dtype(devices.NAME)),
+        (rules.float32(), lambda *_: torch.float32),
+        (rules.WIDEST, _widest_of),
     ):
-        kernels |= {name: partial(kernel, op) for name in names if (op := _find(name))}
+        kernels |= {name: partial(_in, choose, op) for name in names if (op := _find(name))}
     for name in rules.FLOAT32_BY_ARGUMENT:
         if op := _find(name):
             position = [argument.name for argument in op._schema.arguments].index("dtype")
@@ -77,20 +77,18 @@ def _find(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-def _in_lower_precision(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
+def _in(choose: Callable[..., Any], op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
+    """Runs an operator on arguments of a dtype, which ``choose`` gives."""
     with _without_autocast(_KEYS):
-        return _run(op, torch.get_autocast_dtype(devices.NAME), arguments, keywords)
+        dtype = choose(arguments, keywords)
+        cast = [_cast(value, dtype) for value in arguments]
+        if keywords:
+            keywords = {name: _cast(value, dtype) for name, value in keywords.items()}
+        return op(*cast, **keywords)
 
 
-def _in_float32(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
-    with _without_autocast(_KEYS):
-        return _run(op, torch.float32, arguments, keywords)
-
-
-def _in_widest(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
-    with _without_autocast(_KEYS):
-        dtype = _widest(torch.get_autocast_dtype(devices.NAME), (*arguments, *keywords.values()))
-        return _run(op, dtype, arguments, keywords)
+def _widest_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.dtype:
+    return _widest(torch.get_autocast_dtype(devices.NAME), (*arguments, *keywords.values()))
 
 
 def _to_float32(op: OpOverload, position: int, /, *arguments: Any, **keywords: Any) -> Any:
@@ -114,15 +112,6 @@ def _to_float32_by(op: OpOverload, typed: OpOverload, /, *arguments: Any, **keyw
 
 def _refuse(message: str, /, *arguments: Any, **keywords: Any) -> Any:
     raise RuntimeError(message)
-
-
-def _run(
-    op: OpOverload, dtype: torch.dtype, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> Any:
-    cast = [_cast(value, dtype) for value in arguments]
-    if keywords:
-        return op(*cast, **{name: _cast(value, dtype) for name, value in keywords.items()})
-    return op(*cast)
 
 
 def _is_eligible(value: Any) -> bool:

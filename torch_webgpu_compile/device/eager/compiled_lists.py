@@ -59,6 +59,7 @@ class _Form:
 
     Attributes:
         numbers: what a lane reads of numbers, those that all lanes share first.
+        shared_numbers: how many of them all lanes share.
         room: lanes of a plan, at most.
     """
 
@@ -72,18 +73,13 @@ class _Form:
         self.numbers = () if call.numbers is None else call.numbers.entries
         self._shared = len(lane.shared) + bool(self.numbers)
         end = first + len(lane.shared_numbers)
-        shared_numbers = sum(number.last_leaf < end for number in self.numbers)
-        self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), shared_numbers)
+        self.shared_numbers = sum(number.last_leaf < end for number in self.numbers)
+        self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), self.shared_numbers)
         floats = range(first, len(lane.leaves))
         fixed = [k for k in floats if k not in call.free_numbers]
         self._fixed = [(k, leaves[lane.leaves[k]].hex()) for k in fixed]
         self._plans: dict[int, Plan] = {}
         self.room = _MOST_LANES
-
-    @property
-    def shared_numbers(self) -> int:
-        """How many of the numbers of a lane all lanes share."""
-        return self._lanes.shared_numbers
 
     def holds(self, lane: Lane, leaves: Sequence[Any]) -> bool:
         """Whether it computes another lane of the same kind, with that lane's numbers."""
