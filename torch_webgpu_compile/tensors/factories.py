@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..runtime.buffers import round_up
 from ..symbolic.sizes import storage_span
-from ..torch_ops.names import overload_of
+from ..torch_ops.names import dispatch_name, overload_of
 from ..torch_private import (
     _disable_current_modes,
     _dispatch_has_kernel_for_dispatch_key,
@@ -205,6 +205,6 @@ def view_kernels() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for name in _VIEWS:
         operator = overload_of(name)
-        if _dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
+        if _dispatch_has_kernel_for_dispatch_key(dispatch_name(operator), "CPU"):
             found[name] = partial(operator._handle.redispatch_boxed, CPU_KEYS)
     return found

@@ -102,7 +102,7 @@ def scan(
     Returns: the last carries, and the rows of all steps, of sizes (length, lanes).
     """
     function = parsed(step)
-    results = _results(init, xs, constants, length, step, outer)
+    results: list[Tensor] = _results(init, xs, constants, length, step, outer)
     carries = [carry.clone() for carry in init]
     rows = results[len(init) :]
     for t in range(length):
