@@ -92,11 +92,8 @@ TABLE = (
 _warned: set[str] = set()
 
 
-def install(when: When, *arguments: Any) -> None:
+def install(when: When) -> None:
     """Installs the patches of a time; warns of those that cannot be.
-
-    Args:
-        arguments: of their ``install``.
 
     Raises:
         PyTorchVersionError: one of them is critical.
@@ -107,7 +104,7 @@ def install(when: When, *arguments: Any) -> None:
         try:
             module = import_module(patch.full)
             if hasattr(module, "install"):
-                module.install(*arguments)
+                module.install()
         except Exception as error:
             if patch.critical:
                 raise PyTorchVersionError(

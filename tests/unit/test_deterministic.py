@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.compilations import compile_function
 from tests.harness import check
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.compiler import cache_key
-from torch_webgpu_compile.device.eager.compiled_op import SwitchedGraph
 from torch_webgpu_compile.ir.graph import LoopGraph
 from torch_webgpu_compile.ir.nodes import Scatter
 from torch_webgpu_compile.options import CompileOptions
@@ -182,23 +180,3 @@ def test_plans_of_both_kinds_have_keys_of_their_own() -> None:
     assert len(keys) == 2
     assert all(state.depends_on_determinism for state in states)
     assert not compile_function(torch.relu, sample()).depends_on_determinism
-
-
-def test_what_is_switched_is_made_once_for_each_position() -> None:
-    made: list[bool] = []
-
-    def graph(on: bool) -> SimpleNamespace:
-        return SimpleNamespace(plan=None, index=0, at=lambda values: f"for {on}")
-
-    def make(on: bool) -> SimpleNamespace:
-        made.append(on)
-        return graph(on)
-
-    switched = SwitchedGraph(make, False, graph(False))
-    try:
-        for on in (False, True, True, False, True):
-            torch.use_deterministic_algorithms(on)
-            assert switched.at([]) == f"for {on}"
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert made == [True]

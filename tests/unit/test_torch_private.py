@@ -22,6 +22,7 @@ REPOSITORY = PACKAGE.parent
 TABLE = PACKAGE / "torch_private"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 _HERE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+_MISSING = {("_compile_session_context", (2, 11))}
 
 
 def _imports(tree):
@@ -144,14 +145,13 @@ def test_each_row_is_known_to_the_type_checker_and_used():
     assert used - {"versions"} == SYMBOLS.keys()
 
 
-def test_each_row_is_there_on_the_versions_that_it_names():
+def test_each_row_is_there_on_the_versions_that_were_tried():
     for row in SYMBOLS.values():
         assert row.purpose
-        assert set(row.versions) <= set(versions.TRIED)
-        assert row.loss is Loss.REPLACED or set(row.versions) == set(versions.TRIED)
-        if _HERE in row.versions:
+        if _HERE in versions.TRIED and (row.name, _HERE) not in _MISSING:
             assert getattr(torch_private, row.name) == resolve(row)
         elif _HERE in versions.TRIED:
+            assert row.loss is Loss.REPLACED
             with pytest.raises((ImportError, AttributeError)):
                 resolve(row)
 

@@ -29,7 +29,7 @@ class _Finder(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[Any], None]] = {}
+        self.waiting: dict[str, list[Callable[[Any], None]]] = {}
         self._finding: set[tuple[int, str]] = set()
 
     def find_spec(
@@ -50,8 +50,7 @@ class _Finder(MetaPathFinder):
             def exec_module(module: ModuleType) -> None:
                 loader.exec_module = execute
                 execute(module)
-                function = self.waiting.pop(name, None)
-                if function is not None:
+                for function in self.waiting.pop(name, ()):
                     _change(function, module)
 
             loader.exec_module = exec_module
@@ -85,26 +84,13 @@ class _Ending(ModuleSpec):
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            function = vars(self).pop("_function")
             module = sys.modules.get(self.name)
-            if module is not None:  # else the import failed
-                _change(function, module)
+            for function in vars(self).pop("_functions"):
+                if module is not None:  # else the import failed
+                    _change(function, module)
 
 
 _finder = _Finder()
-
-
-def _both(
-    earlier: Callable[[Any], None] | None, later: Callable[[Any], None]
-) -> Callable[[Any], None]:
-    if earlier is None:
-        return later
-
-    def call(module: Any) -> None:
-        _change(earlier, module)
-        _change(later, module)
-
-    return call
 
 
 def _change(function: Callable[[Any], None], module: Any) -> None:
@@ -121,14 +107,13 @@ def after_import(name: str, function: Callable[[Any], None]) -> None:
     if module is not None:
         spec: Any = module.__spec__
         if getattr(spec, "_initializing", False):  # it is what imports PyTorch
-            earlier = vars(spec).get("_function")
             spec.__class__ = _Ending
-            spec._function = _both(earlier, function)
+            vars(spec).setdefault("_functions", []).append(function)
         else:
             _change(function, module)
             _run_changed(getattr(spec, "loader", None))
         return
-    _finder.waiting[name] = _both(_finder.waiting.get(name), function)
+    _finder.waiting.setdefault(name, []).append(function)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 

@@ -3,9 +3,9 @@
 ``torch.use_deterministic_algorithms(True)`` asks for the same bits in every run. Dynamo's guards
 know the switch, so that a function is traced again after a change, and AOTAutograd raises where it
 was set between a forward graph and its backward. Single operators have no guards: where it makes a
-difference they are a `SwitchedGraph` of `device.eager.compiled_op`. Nothing here raises because of
-it, so that ``warn_only`` has nothing to warn of: operators have repeatable kernels, or run on the
-host, where PyTorch's checks apply.
+difference, what `device.eager` compiles is for one position. Nothing here raises because of it, so
+that ``warn_only`` has nothing to warn of: operators have repeatable kernels, or run on the host,
+where PyTorch's checks apply.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _fills_when_on() -> bool:
     return bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
 
 
-def switched(options: CompileOptions, deterministic: bool | None = None) -> CompileOptions:
-    """``options`` with PyTorch's switches as they are, or as if the first were in a position."""
-    on = is_on() if deterministic is None else deterministic
+def switched(options: CompileOptions) -> CompileOptions:
+    """``options`` with PyTorch's switches as they are."""
+    on = is_on()
     return replace(options, deterministic=on, fill_empty=on and _fills_when_on())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..runtime.buffers import round_up
 from ..symbolic.sizes import storage_span
+from ..torch_ops.names import dispatch_name, overload_of
 from ..torch_private import (
     _disable_current_modes,
     _dispatch_has_kernel_for_dispatch_key,
@@ -181,7 +182,7 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
     """
     index = tensor.get_device()
     old = tensor.untyped_storage()
-    if old.nbytes() and _users(old) > _USERS:
+    if old.nbytes() and _storage_Use_Count(old._cdata) > _USERS:
         raise RuntimeError(
             f"a webgpu storage of {old.nbytes()} bytes cannot grow to {nbytes} while other tensors "
             "are views of it: they would see nothing of what is written; clone() the tensor before "
@@ -196,12 +197,6 @@ def _grown(tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
     return storage
 
 
-def _users(storage: torch.UntypedStorage) -> int:
-    """How many refer to a storage."""
-    count: int = _storage_Use_Count(storage._cdata)
-    return count
-
-
 _USERS = 2  # its tensor, and the object that Python has of it
 
 
@@ -209,8 +204,7 @@ def view_kernels() -> dict[str, Callable[..., Any]]:
     """View operators, by name: PyTorch's kernels for the CPU only compute sizes and strides."""
     found: dict[str, Callable[..., Any]] = {}
     for name in _VIEWS:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        if _dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
+        operator = overload_of(name)
+        if _dispatch_has_kernel_for_dispatch_key(dispatch_name(operator), "CPU"):
             found[name] = partial(operator._handle.redispatch_boxed, CPU_KEYS)
     return found

@@ -207,42 +207,37 @@ _made: WeakValueDictionary[int, DeviceGenerator] = WeakValueDictionary()
 class _DefaultGenerator(DeviceGenerator):
     """The generator of a device as an object: its state is that of the functions above."""
 
-    @property
-    def _index(self) -> int:
-        index: int = self._place.index
-        return index
-
     def on_host(self) -> torch.Generator:
-        drawn = int.from_bytes(draw_seeds(self._index, 1), "little", signed=True)
+        drawn = int.from_bytes(draw_seeds(self._place.index, 1), "little", signed=True)
         return torch.Generator().manual_seed(drawn)
 
     def get_state(self) -> Tensor:
-        return get_rng_state(self._index)
+        return get_rng_state(self._place.index)
 
     def set_state(self, new_state: Tensor) -> _DefaultGenerator:
-        set_rng_state(new_state, self._index)
+        set_rng_state(new_state, self._place.index)
         return self
 
     def manual_seed(self, seed: int) -> _DefaultGenerator:
-        _seed(self._index, seed)
+        _seed(self._place.index, seed)
         return self
 
     def seed(self) -> int:
         seed = _random_seed()
-        _seed(self._index, seed)
+        _seed(self._place.index, seed)
         return seed
 
     def initial_seed(self) -> int:
         with _lock:
-            return _state_of(self._index)[0]
+            return _state_of(self._place.index)[0]
 
     def get_offset(self) -> int:
         with _lock:
-            return _state_of(self._index)[1]
+            return _state_of(self._place.index)[1]
 
     def set_offset(self, offset: int) -> None:
         with _lock:
-            _states[self._index] = _state_of(self._index)[0], int(offset)
+            _states[self._place.index] = _state_of(self._place.index)[0], int(offset)
 
     def clone_state(self) -> torch.Generator:
         raise NotImplementedError(
@@ -254,7 +249,7 @@ class _DefaultGenerator(DeviceGenerator):
         return self.clone_state()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _default_generator, (self._index,)
+        return _default_generator, (self._place.index,)
 
 
 @functools.cache

@@ -244,7 +244,10 @@ def attention_gradients(
     inputs = grad, query, key, value, options, logsumexp, delta
     found: tuple[Tensor | None, ...] = (None, None, None)
     if any(needs[:3]):
-        results = (plain_attention_backward if plain else _attention_backward)(*inputs)
+        bias, *rest = options.arguments
+        operator = torch.ops.webgpu.attention_backward.default
+        given = (grad, query, key, value, bias, logsumexp, delta, *rest)
+        results = plain_attention_backward(*inputs) if plain else operator(*given)
         found = tuple(g if need else None for g, need in zip(results, needs[:3], strict=True))
     grad_bias = None
     if options.bias is not None and needs[3]:
@@ -253,22 +256,6 @@ def attention_gradients(
         bias = options.bias
         grad_bias = grad_scores.flatten(1, 2).sum_to_size(bias.shape).to(bias.dtype)
     return found[0], found[1], found[2], grad_bias
-
-
-def _attention_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: Options,
-    logsumexp: Tensor,
-    delta: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    bias, *rest = options.arguments
-    results: tuple[Tensor, Tensor, Tensor] = torch.ops.webgpu.attention_backward.default(
-        grad, query, key, value, bias, logsumexp, delta, *rest
-    )
-    return results
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..torch_private import OpOverload, core_aten_decompositions
+from .names import overload_of
 
 aten = torch.ops.aten
 
@@ -65,9 +66,7 @@ class Step:
     @property
     def overload(self) -> OpOverload:
         """The overload."""
-        name, _, overload = self.op.rpartition(".")
-        found: OpOverload = getattr(getattr(aten, name), overload)
-        return found
+        return overload_of(self.op)
 
     @property
     def converts(self) -> bool:

@@ -2,7 +2,8 @@
 
 Complex numbers are pairs of real and imaginary part in the last dimension, as
 ``torch.view_as_real`` gives them. The operators are defined here in plain ATen operators; lowering
-makes them kernels for lengths that are known while compiling.
+makes them kernels for lengths that are known while compiling. Graphs have them after autograd, so
+that they have no gradients.
 
 ``dims`` count the dimensions of the complex tensor: of pairs of shape (a, b, 2), dim 1 and dim -1
 are both the one of size b. Transforms are unnormalised and then multiplied by ``scale``. Results
@@ -12,7 +13,6 @@ are contiguous and float32 (float64 of float64).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,54 +103,6 @@ def _(x: Tensor, dims: Sequence[int], scale: float) -> Tensor:
 @irfft.register_fake
 def _(pairs: Tensor, dims: Sequence[int], n: int, scale: float) -> Tensor:
     return pairs.new_empty(_irfft_sizes(pairs, dims, n), dtype=_dtype(pairs))
-
-
-# -- gradients: the adjoint of a transform is the opposite one of what it gave ---------------------
-
-
-def _save_fft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    pairs, ctx.dims, ctx.forward, ctx.scale = inputs
-    ctx.dtype = pairs.dtype
-
-
-def _fft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    result = torch.ops.webgpu.fft(grad, ctx.dims, not ctx.forward, ctx.scale)
-    return result.to(ctx.dtype), None, None, None
-
-
-def _save_rfft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.dims, ctx.scale = inputs
-    ctx.dtype, ctx.n = x.dtype, x.shape[ctx.dims[-1]]
-
-
-def _rfft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient of the real transform: elements that are not among the results have none."""
-    last = ctx.dims[-1] % (grad.dim() - 1)
-    sizes = list(grad.shape)
-    sizes[last] = ctx.n - sizes[last]
-    full = torch.cat([grad, grad.new_zeros(sizes)], last)
-    result = torch.ops.webgpu.fft(full, ctx.dims, False, ctx.scale)
-    return result.select(-1, 0).to(ctx.dtype), None, None
-
-
-def _save_irfft(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    pairs, ctx.dims, ctx.n, ctx.scale = inputs
-    ctx.dtype, ctx.size = pairs.dtype, pairs.shape[ctx.dims[-1] % (pairs.dim() - 1)]
-
-
-def _irfft_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Numbers that stand for a mirrored one as well count twice."""
-    last = ctx.dims[-1] % grad.dim()
-    result = torch.ops.webgpu.rfft(grad, ctx.dims, ctx.scale)
-    k = torch.arange(ctx.size, device=grad.device)
-    weight = torch.where((k == 0) | (2 * k == ctx.n), 1.0, 2.0).to(grad.dtype)
-    weight = weight.reshape([-1] + [1] * (result.dim() - 1 - last))
-    return (result * weight).to(ctx.dtype), None, None, None
-
-
-fft.register_autograd(_fft_backward, setup_context=_save_fft)
-rfft.register_autograd(_rfft_backward, setup_context=_save_rfft)
-irfft.register_autograd(_irfft_backward, setup_context=_save_irfft)
 
 
 def _rfft_sizes(x: Tensor, dims: Sequence[int]) -> list[int]:

@@ -102,7 +102,7 @@ def scan(
     Returns: the last carries, and the rows of all steps, of sizes (length, lanes).
     """
     function = parsed(step)
-    results = _results(function, init, xs, constants, length, outer)
+    results: list[Tensor] = _results(init, xs, constants, length, step, outer)
     carries = [carry.clone() for carry in init]
     rows = results[len(init) :]
     for t in range(length):
@@ -115,7 +115,7 @@ def scan(
 
 
 @scan.register_fake
-def _(
+def _results(
     init: Sequence[Tensor],
     xs: Sequence[Tensor],
     constants: Sequence[Tensor],
@@ -123,21 +123,10 @@ def _(
     step: str,
     outer: int = 0,
 ) -> list[Tensor]:
-    return _results(parsed(step), init, xs, constants, length, outer)
-
-
-def _results(
-    function: ScanFunction,
-    init: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    length: int,
-    outer: int,
-) -> list[Tensor]:
     """Memory for the results."""
     lanes, device = init[0].shape, init[0].device
     operands = [name_of(operand.dtype) for operand in (*xs, *constants)]
-    dtypes = function.row_dtypes([name_of(carry.dtype) for carry in init], operands)
+    dtypes = parsed(step).row_dtypes([name_of(carry.dtype) for carry in init], operands)
     sizes = (*lanes[:outer], length, *lanes[outer:])
     rows = [
         torch.empty(sizes, dtype=getattr(torch, dtype), device=device).movedim(outer, 0)

@@ -13,8 +13,6 @@ from enum import Enum, auto
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from .versions import TRIED
-
 UNDOCUMENTED = ("functorch", "torch.fx.experimental")
 """Modules that are private although no underscore says so."""
 
@@ -42,7 +40,6 @@ class Symbol(NamedTuple):  # cheaper to import than a dataclass, as ``import tor
         path: the module, a colon, and the attribute in it.
         purpose: what needs it, for a person who reads that it is missing.
         name: under which `torch_private` has it.
-        versions: of PyTorch, those that have it.
         is_variable: it changes, so that ``name`` is what it is an attribute of.
     """
 
@@ -50,7 +47,6 @@ class Symbol(NamedTuple):  # cheaper to import than a dataclass, as ``import tor
     purpose: str
     loss: Loss
     name: str
-    versions: tuple[tuple[int, int], ...] = TRIED
     is_variable: bool = False
 
     @property
@@ -249,9 +245,6 @@ _REPLACED = (
     ),
 )
 
-_VERSIONS = {"_compile_session_context": ((2, 13), (2, 14))}
-"""By name, the versions that were tried and have it, if not all have."""
-
 _VARIABLES = {"forward_ad"}
 
 
@@ -261,9 +254,7 @@ def _rows() -> Iterator[Symbol]:
             for text in names.split():
                 path, _, other = text.partition("=")
                 name = other or path.rpartition(".")[2]
-                versions = _VERSIONS.get(name, TRIED)
-                variable = name in _VARIABLES
-                yield Symbol(f"{module}:{path}", purpose, loss, name, versions, variable)
+                yield Symbol(f"{module}:{path}", purpose, loss, name, name in _VARIABLES)
 
 
 SYMBOLS = {row.name: row for row in _rows()}

@@ -152,7 +152,7 @@ def test_the_rules_are_those_that_pytorch_has_for_cuda() -> None:
 def test_each_operator_is_in_one_list() -> None:
     lists = (
         rules.LOWER_PRECISION,
-        rules.FLOAT32,
+        rules.float32(),
         rules.FLOAT32_BY_ARGUMENT,
         rules.FLOAT32_BY_OVERLOAD,
         rules.WIDEST,
@@ -223,17 +223,17 @@ def test_weights_are_cast_once_in_a_context() -> None:
     layer, x = module(nn.Linear(3, 3)), device_tensor(2, 3)
     with torch.autocast("webgpu"):
         layer(x)
-        first = dict(kernels._casts)
+        first = dict(kernels.casts)
         assert len(first) == 2
         with torch.autocast("webgpu"):
             layer(x)
-        assert kernels._casts == first
+        assert kernels.casts == first
         with torch.autocast("webgpu", dtype=BF16):
             assert layer(x).dtype is BF16
-    assert not kernels._casts
+    assert not kernels.casts
     with torch.autocast("webgpu", cache_enabled=False):
         layer(x)
-        assert not kernels._casts
+        assert not kernels.casts
 
 
 def test_weights_that_were_cast_are_freed() -> None:

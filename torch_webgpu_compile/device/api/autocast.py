@@ -30,7 +30,7 @@ _registered = False
 
 # Casts of weights by the weights' addresses, dtypes and whether autograd recorded them; each with
 # its weight, which keeps the address from being taken over, and the weight's version.
-_casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, Tensor]] = {}
+casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, int, Tensor]] = {}
 
 
 def register() -> None:
@@ -45,19 +45,19 @@ def register() -> None:
         # The other operators are not autocast's concern. It takes milliseconds, too many for
         # ``import torch``.
         new_library("_").fallback(torch.library.fallthrough_kernel, _KEY)
-        patches.install(patches.When.AUTOCAST, _casts.clear)
+        patches.install(patches.When.AUTOCAST)
         _registered = True
 
 
 def _kernels() -> dict[str, Callable[..., Any]]:
     """A kernel for each operator of the rules that this version of PyTorch has."""
     kernels: dict[str, Callable[..., Any]] = {}
-    for names, kernel in (
-        (rules.LOWER_PRECISION, _in_lower_precision),
-        (rules.FLOAT32, _in_float32),
-        (rules.WIDEST, _in_widest),
+    for names, choose in (
+        (rules.LOWER_PRECISION, lambda *_: torch.get_autocast_dtype(devices.NAME)),
+        (rules.float32(), lambda *_: torch.float32),
+        (rules.WIDEST, _widest_of),
     ):
-        kernels |= {name: partial(kernel, op) for name in names if (op := _find(name))}
+        kernels |= {name: partial(_in, choose, op) for name in names if (op := _find(name))}
     for name in rules.FLOAT32_BY_ARGUMENT:
         if op := _find(name):
             position = [argument.name for argument in op._schema.arguments].index("dtype")
@@ -77,20 +77,18 @@ def _find(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-def _in_lower_precision(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
+def _in(choose: Callable[..., Any], op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
+    """Runs an operator on arguments of a dtype, which ``choose`` gives."""
     with _without_autocast(_KEYS):
-        return _run(op, torch.get_autocast_dtype(devices.NAME), arguments, keywords)
+        dtype = choose(arguments, keywords)
+        cast = [_cast(value, dtype) for value in arguments]
+        if keywords:
+            keywords = {name: _cast(value, dtype) for name, value in keywords.items()}
+        return op(*cast, **keywords)
 
 
-def _in_float32(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
-    with _without_autocast(_KEYS):
-        return _run(op, torch.float32, arguments, keywords)
-
-
-def _in_widest(op: OpOverload, /, *arguments: Any, **keywords: Any) -> Any:
-    with _without_autocast(_KEYS):
-        dtype = _widest(torch.get_autocast_dtype(devices.NAME), (*arguments, *keywords.values()))
-        return _run(op, dtype, arguments, keywords)
+def _widest_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.dtype:
+    return _widest(torch.get_autocast_dtype(devices.NAME), (*arguments, *keywords.values()))
 
 
 def _to_float32(op: OpOverload, position: int, /, *arguments: Any, **keywords: Any) -> Any:
@@ -114,15 +112,6 @@ def _to_float32_by(op: OpOverload, typed: OpOverload, /, *arguments: Any, **keyw
 
 def _refuse(message: str, /, *arguments: Any, **keywords: Any) -> Any:
     raise RuntimeError(message)
-
-
-def _run(
-    op: OpOverload, dtype: torch.dtype, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> Any:
-    cast = [_cast(value, dtype) for value in arguments]
-    if keywords:
-        return op(*cast, **{name: _cast(value, dtype) for name, value in keywords.items()})
-    return op(*cast)
 
 
 def _is_eligible(value: Any) -> bool:
@@ -169,9 +158,9 @@ def _cached_cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     # Without a graph, what ``no_grad`` leaves would cut the weight off from its gradient.
     key = (id(weight), dtype, torch.is_grad_enabled())
     version = weight._version
-    known = _casts.get(key)
+    known = casts.get(key)
     if known is not None and known[1] == version:
         return known[2]
     cast = weight.to(dtype)
-    _casts[key] = (weight, version, cast)
+    casts[key] = (weight, version, cast)
     return cast

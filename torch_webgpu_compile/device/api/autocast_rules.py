@@ -7,6 +7,8 @@ all. What is in no list computes in the dtype of its arguments, or in what PyTor
 
 from __future__ import annotations
 
+from ...torch_private import _dispatch_get_registrations_for_dispatch_key
+
 # The dtype of the context: matrix products, and what is made of them.
 LOWER_PRECISION = (
     "_convolution.deprecated",
@@ -42,69 +44,6 @@ LOWER_PRECISION = (
     "rnn_relu_cell",
     "_scaled_dot_product_flash_attention",
     "scaled_dot_product_attention",
-)
-
-# float32: what leaves the range of float16, or loses too much of its precision.
-FLOAT32 = (
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "log1p",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "frobenius_norm.dim",
-    "nuclear_norm",
-    "nuclear_norm.dim",
-    "cosine_similarity",
-    "poisson_nll_loss",
-    "cosine_embedding_loss",
-    "nll_loss",
-    "nll_loss2d",
-    "hinge_embedding_loss",
-    "kl_div",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "mse_loss",
-    "margin_ranking_loss",
-    "multilabel_margin_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "multi_margin_loss",
-    "binary_cross_entropy_with_logits",
-    "dist",
-    "pdist",
-    "cdist",
-    "renorm",
-    "logsumexp",
-    "upsample_nearest1d",
-    "_upsample_nearest_exact1d",
-    "upsample_nearest2d",
-    "_upsample_nearest_exact2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-    "_upsample_bicubic2d_aa",
 )
 
 # float32 as the argument ``dtype``, unless the caller gives another.
@@ -154,3 +93,13 @@ REFUSED = {
         "safe to autocast."
     )
 }
+
+
+def float32() -> set[str]:
+    """Whatever else CUDA casts, to float32: it leaves float16's range, or its precision matters."""
+    others = {*LOWER_PRECISION, *FLOAT32_BY_ARGUMENT, *FLOAT32_BY_OVERLOAD, *WIDEST, *REFUSED}
+    names = map(str, _dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+    cast = {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+    cast.add("rms_norm")  # PyTorch has it from 2.12 on
+    of_cuda = {name for name in cast if "cudnn_" in name or "name" in name.lower()}
+    return cast - others - of_cuda

@@ -58,6 +58,7 @@ class _Form:
 
     Attributes:
         numbers: what a lane reads of numbers, those that all lanes share first.
+        shared_numbers: how many of them all lanes share.
         room: lanes of a plan, at most.
     """
 
@@ -71,18 +72,13 @@ class _Form:
         self.numbers = () if call.numbers is None else call.numbers.entries
         self._shared = len(lane.shared) + bool(self.numbers)
         end = first + len(lane.shared_numbers)
-        shared_numbers = sum(number.last_leaf < end for number in self.numbers)
-        self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), shared_numbers)
+        self.shared_numbers = sum(number.last_leaf < end for number in self.numbers)
+        self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), self.shared_numbers)
         floats = range(first, len(lane.leaves))
         fixed = [k for k in floats if k not in call.free_numbers]
         self._fixed = [(k, leaves[lane.leaves[k]].hex()) for k in fixed]
         self._plans: dict[int, Plan] = {}
         self.room = _MOST_LANES
-
-    @property
-    def shared_numbers(self) -> int:
-        """How many of the numbers of a lane all lanes share."""
-        return self._lanes.shared_numbers
 
     def holds(self, lane: Lane, leaves: Sequence[Any]) -> bool:
         """Whether it computes another lane of the same kind, with that lane's numbers."""
@@ -166,15 +162,21 @@ class _Placing:
 
     def compiled(self, calls: Sequence[SequenceCall]) -> CompiledOp:
         """The operator that runs the calls."""
+        together: dict[Any, tuple[_Form, tuple[int, ...], list[tuple[Lane, LaneLayout]]]] = {}
         for key, lanes in divide(calls, self._leaves).items():
-            kinds: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
             for lane in lanes:
                 layout = self._layout(lane)
-                if layout is not None:
-                    wanted = tuple(k for k, place in enumerate(lane.made) if place in self._wanted)
-                    kinds.setdefault((layout.key, wanted), []).append((lane, layout))
-            for (layout_key, wanted), found in kinds.items():
-                self._add((key, layout_key, wanted), found)
+                if layout is None:
+                    continue
+                wanted = tuple(k for k, place in enumerate(lane.made) if place in self._wanted)
+                form = self._form((key, layout.key, wanted), lane, layout)
+                same = id(form), lane.shared, lane.shared_numbers
+                together.setdefault(same, (form, wanted, []))[2].append((lane, layout))
+        for form, wanted, found in together.values():
+            while found:
+                plan = form.plan(len(found))
+                self._place(form, plan, wanted, found[: form.room])
+                del found[: form.room]
         return self._finished(str(calls[0].op))
 
     def _layout(self, lane: Lane) -> LaneLayout | None:
@@ -184,23 +186,6 @@ class _Placing:
         if any(0 in spec.sizes for spec in specs):
             return None
         return layout_of(specs, made, self._device.target.max_binding_nbytes)
-
-    def _add(self, key: Any, lanes: Sequence[tuple[Lane, LaneLayout]]) -> None:
-        """Adds lanes of one kind."""
-        together: dict[Any, list[tuple[Lane, LaneLayout]]] = {}
-        forms: dict[Any, _Form] = {}
-        for lane, layout in lanes:
-            form = self._form(key, lane, layout)
-            same = id(form), lane.shared, lane.shared_numbers
-            forms[same] = form
-            together.setdefault(same, []).append((lane, layout))
-        for same, found in together.items():
-            form = forms[same]
-            while found:
-                plan = form.plan(len(found))
-                count = min(len(found), form.room)
-                self._place(form, plan, key[-1], found[:count])
-                found = found[count:]
 
     def _form(self, key: Any, lane: Lane, layout: LaneLayout) -> _Form:
         switches = torch.get_default_dtype(), switched(eager_options())
@@ -266,6 +251,8 @@ class _Placing:
         signature = Signature(plan, Phase("inference", counted=frozenset(changed)))
         graph = DeviceGraph(signature, self._device, self._index)
         at = {place: k for k, place in enumerate(self._given)}
+        floats = [(k, leaf) for k, leaf in enumerate(self._leaves) if type(leaf) is float]
+        fixed = [(k, leaf.hex()) for k, leaf in floats if k not in self._free]
         return CompiledOp(
             CapturedCall(
                 CapturedGraph(plan.name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset()),
@@ -277,10 +264,10 @@ class _Placing:
                 tree_structure([0] * len(self._order)),
                 (),
                 (),
-                lambda leaves: False,
+                lambda leaves: all(leaves[k].hex() == number for k, number in fixed),
             ),
             graph,
-            tuple(self._leaves),
+            len(self._leaves),
         )
 
 

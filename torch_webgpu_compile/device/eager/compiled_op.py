@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -71,7 +70,6 @@ class Placement:
         specs: the leaves with a `TensorSpec` in place of each tensor.
         spec: how the leaves are nested in (arguments, keywords).
         kind: equal for calls that one graph with symbolic sizes may serve.
-        cause_for_host: why the call cannot be compiled, or "".
         in_place: whether it changes arguments, none of which shares memory with another one.
     """
 
@@ -79,7 +77,6 @@ class Placement:
     specs: tuple[Any, ...]
     spec: TreeSpec
     kind: tuple[Any, ...]
-    cause_for_host: str
     in_place: bool = False
 
     @staticmethod
@@ -117,7 +114,7 @@ class Placement:
         equals = tuple(groups_of_equals(op, *tree_unflatten(specs, spec)))
         in_place = bool(written) and not sharing(leaves)
         kind = (op, torch.get_default_dtype(), index, in_place, spec, equals, *map(_kind, specs))
-        return Placement(index, specs, spec, kind, _cause_for_host(tensors), in_place)
+        return Placement(index, specs, spec, kind, in_place)
 
 
 def check_index_device(tensor: Tensor, index: Tensor) -> None:
@@ -133,12 +130,6 @@ def _has_place(op: OpOverload, tensor: Tensor) -> bool:
     if tensor.device.type != "cpu":
         return True
     return tensor.dim() > 0 and op._schema.name not in _TAKES_HOST_TENSORS
-
-
-def _cause_for_host(tensors: Sequence[Tensor]) -> str:
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        return "sparse tensors have no kernels"
-    return ""
 
 
 def specs_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -183,7 +174,7 @@ class KnownCall:
         graph: the graph that has a plan for its sizes.
         variant: its recipes and memory at these sizes.
         is_as_expected: whether every tensor is where and how the plan reads it: see `run_at`.
-        is_switched: whether PyTorch's switch for determinism chose the graph.
+        is_in_place: whether it writes what it changes where that is.
         generator: the leaf that random numbers are drawn of; None: of the device's own.
     """
 
@@ -192,7 +183,7 @@ class KnownCall:
     graph: DeviceGraph | None = None
     variant: SignatureVariant | None = None
     is_as_expected: bool = False
-    is_switched: bool = False
+    is_in_place: bool = False
     generator: int | None = None
 
 
@@ -202,13 +193,18 @@ class CompiledOp:
     Args:
         call: the captured call.
         graph: what it was compiled to.
-        specs: the leaves that it was compiled for.
+        leaves: how many leaves the call has.
+        deterministic: the position of PyTorch's switch that it is for; None: either.
     """
 
     def __init__(
-        self, call: CapturedCall, graph: DeviceGraph | SwitchedGraph, specs: tuple[Any, ...]
+        self,
+        call: CapturedCall,
+        graph: DeviceGraph,
+        leaves: int,
+        deterministic: bool | None = None,
     ) -> None:
-        self._specs = specs
+        self.deterministic = deterministic
         self._call = call
         self._graph = graph
         self._arguments = call.arguments
@@ -221,7 +217,7 @@ class CompiledOp:
         if not all(isinstance(result, Output) for result in call.results):
             self._constants = [r.value for r in call.results if isinstance(r, Constant)]
         made = sum(output.mutates is None for output in graph.plan.outputs)
-        self._pick = _picker([*_places(call.results, made, len(specs))])
+        self._pick = _picker([*_places(call.results, made, leaves)])
         self._nest = _nester(call.results_spec)
 
     def resize(self, leaves: list[Any]) -> bool:
@@ -236,27 +232,19 @@ class CompiledOp:
             outputs.resize(leaves[leaf], sizes, strides)
         return bool(self._call.resized)
 
-    @property
-    def specs(self) -> tuple[Any, ...]:
-        """The leaves of the call that it was compiled for, described."""
-        return self._specs
-
     def forget_sizes(self) -> None:
         """Drops what was made for the sizes of earlier calls; later ones make it again."""
         self._graph.forget_sizes()
 
     def takes_any_number(self, leaves: Sequence[Any]) -> bool:
         """Whether the floats among the leaves may have any finite values."""
-        return {k for k, leaf in enumerate(leaves) if type(leaf) is float} <= self.free_numbers
-
-    @property
-    def free_numbers(self) -> frozenset[int]:
-        """The leaves that may be any finite floats."""
-        return self._call.free_numbers
+        return {
+            k for k, leaf in enumerate(leaves) if type(leaf) is float
+        } <= self._call.free_numbers
 
     def accepts(self, specs: Sequence[Any]) -> bool:
-        """Whether the graph computes the call with these leaves too."""
-        return self._call.accepts(specs)
+        """Whether the graph computes the call with these leaves too, at present."""
+        return self.deterministic in (None, is_on()) and self._call.accepts(specs)
 
     def known_call(self, op: OpOverload, leaves: Sequence[Any]) -> KnownCall:
         """The `KnownCall` of all calls with the same signature as this one.
@@ -265,16 +253,16 @@ class CompiledOp:
             UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
         """
         values = [leaves[k] for k in self._arguments]
-        is_switched = isinstance(self._graph, SwitchedGraph)
         graph, variant = self._graph.at(values)
         as_expected = graph.expects(variant, values)
+        in_place = all(mutation.in_place for mutation in variant.mutations)
         generator = _generator_among(leaves) if self._seeds else None
-        return KnownCall(op, self, graph, variant, as_expected, is_switched, generator)
+        return KnownCall(op, self, graph, variant, as_expected, in_place, generator)
 
     def run(
         self,
         leaves: list[Any],
-        known: KnownCall | None = None,
+        known: KnownCall,
         memory: Sequence[AnyBuffer | None] | None = None,
     ) -> Any:
         """The call's results.
@@ -288,16 +276,11 @@ class CompiledOp:
         if self._numbers is not None:
             values.append(self._numbers(leaves))
         if self._seeds:
-            place = _generator_among(leaves) if known is None else known.generator
-            generator = None if place is None else leaves[place]
+            generator = None if known.generator is None else leaves[known.generator]
             values.append(draw_seeds(self._graph.index, self._seeds, generator))
-        if known is None:
-            graph, variant = self._graph.at(values)
-            made = graph.run_at(variant, values)
-        else:
-            assert known.graph is not None
-            assert known.variant is not None
-            made = known.graph.run_at(known.variant, values, known.is_as_expected, memory)
+        assert known.graph is not None
+        assert known.variant is not None
+        made = known.graph.run_at(known.variant, values, known.is_as_expected, memory)
         if self._constants is not None:
             made = [*made, *leaves, *self._constants]
         results = self._pick(made)
@@ -364,74 +347,20 @@ def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
     return _placed(capture_call(op, described, named, native), placement)
 
 
-class SwitchedGraph:
-    """A graph for ``torch.use_deterministic_algorithms`` on, and one for off, compiled when needed.
-
-    Args:
-        make: compiles it for a position of the switch.
-        deterministic: the position that ``made`` was compiled for.
-        made: what has been compiled already.
-    """
-
-    def __init__(
-        self, make: Callable[[bool], DeviceGraph], deterministic: bool, made: DeviceGraph
-    ) -> None:
-        self._make = make
-        self._made = {deterministic: made}
-        self._lock = threading.Lock()
-        self.plan = made.plan
-        self.index = made.index
-
-    def at(self, values: Sequence[Any]) -> tuple[DeviceGraph, SignatureVariant]:
-        """`DeviceGraph.at` for the present position of the switch."""
-        on = is_on()
-        if on not in self._made:
-            with self._lock:
-                if on not in self._made:
-                    self._made[on] = self._make(on)
-        return self._made[on].at(values)
-
-    def forget_sizes(self) -> None:
-        """`DeviceGraph.forget_sizes`."""
-        for graph in tuple(self._made.values()):
-            graph.forget_sizes()
-
-
-def _compile(call: CapturedCall, placement: Placement, uncounted: frozenset[int]) -> CompiledOp:
-    """Compiles a captured call.
-
-    Args:
-        uncounted: the graph's arguments whose versions PyTorch does not count.
-    """
-    index, options = placement.index, replace(eager_options(), in_place=placement.in_place)
-    graph, depends = _graph(call, index, uncounted, switched(options))
-    if not depends:
-        return CompiledOp(call, graph, placement.specs)
-
-    def again(on: bool) -> DeviceGraph:
-        return _graph(call, index, uncounted, switched(options, on))[0]
-
-    return CompiledOp(call, SwitchedGraph(again, is_on(), graph), placement.specs)
-
-
-def _graph(
-    call: CapturedCall, index: int, uncounted: frozenset[int], options: CompileOptions
-) -> tuple[DeviceGraph, bool]:
-    """The compiled graph of a call, and whether PyTorch's switch for determinism matters to it."""
-    device = devices.get_device(index)
+def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
+    """Compiles a captured call of one operator."""
+    options = switched(replace(eager_options(), in_place=placement.in_place))
+    device = devices.get_device(placement.index)
+    # PyTorch counts the versions of what an operator changes, but not those in a list.
+    uncounted = _of_lists(call, placement)
     with progress.shown(call.captured.name, lambda: device.pipelines.progress, options.progress):
         state = compile_graph(call.captured, call.phase, device.target, options)
         changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
         phase = replace(call.phase, counted=frozenset(changed) - uncounted)
         signature = Signature(state.plan, phase)
-        graph = DeviceGraph(signature, device, index, loops_of(state))
-        return graph, state.depends_on_determinism
-
-
-def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
-    """Compiles a captured call of one operator."""
-    # PyTorch counts the versions of what an operator changes, but not those in a list.
-    return _compile(call, placement, _of_lists(call, placement))
+        graph = DeviceGraph(signature, device, placement.index, loops_of(state))
+    position = options.deterministic if state.depends_on_determinism else None
+    return CompiledOp(call, graph, len(placement.specs), position)
 
 
 def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:

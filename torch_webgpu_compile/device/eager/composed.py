@@ -348,35 +348,7 @@ def foreach_kernels() -> dict[str, Callable[..., Any]]:
         packet = getattr(torch.ops.aten, short.split(".")[0])
         if "Scalar" in packet.overloads():
             found[short] = partial(_number_per_tensor, packet.ScalarList, packet.Scalar)
-    for name in ("_foreach_addcmul", "_foreach_addcdiv"):
-        packet, in_place = getattr(aten, name), getattr(aten, f"{name}_")
-        found[f"{name}.Tensor"] = partial(_numbers_in_tensor, packet.ScalarList)
-        found[f"{name}_.Tensor"] = partial(_numbers_in_tensor, in_place.ScalarList)
-        found[f"{name}.Tensor_out"] = partial(_numbers_in_tensor, packet.ScalarList_out)
     return found
-
-
-def _numbers_in_tensor(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
-    """An operator whose numbers come as a CPU tensor, where reading them waits for nothing.
-
-    Source: ``convert_tensor_to_scalar_list`` of ATen (``native/ForeachUtils.h``).
-    """
-    *tensors, numbers = arguments
-    count = len(tensors[0])
-    if numbers.device.type != "cpu":
-        raise RuntimeError(f"Expected scalars to be on CPU, got {numbers.device} instead.")
-    if not numbers.is_contiguous():
-        raise RuntimeError("Expected scalars to be contiguous.")
-    if numbers.dim() != 1:
-        raise RuntimeError(
-            f"Expected packed scalar Tensor to be of dimension 1. Got {numbers.dim()} instead."
-        )
-    if len(numbers) != count:
-        raise RuntimeError(
-            f"Expected length of scalars to match input of length {count} but got {len(numbers)} "
-            "instead."
-        )
-    return op(*tensors, numbers.tolist(), **keywords)
 
 
 def _number_per_tensor(op: OpOverload, with_one: OpOverload, *arguments: Any) -> Any:

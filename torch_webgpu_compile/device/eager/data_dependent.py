@@ -259,14 +259,6 @@ def unique(
     return found, places, counts
 
 
-def unique_without_counts(
-    self: Tensor, sorted: bool = True, return_inverse: bool = False
-) -> tuple[Tensor, Tensor]:
-    """``aten::_unique``."""
-    values, places, _ = unique(self, sorted, return_inverse)
-    return values, places
-
-
 def unique_dim(
     self: Tensor,
     dim: int,
@@ -305,13 +297,6 @@ def unique_consecutive(
     found = choice.take(self.movedim(dim, 0)).movedim(0, dim)
     places = choice.ranks.to(torch.int64) - 1
     return found, places, _counts(places, choice.count)
-
-
-def unique_dim_consecutive(
-    self: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``aten::unique_dim_consecutive``."""
-    return unique_consecutive(self, return_inverse, return_counts, dim)
 
 
 def _of_elements(

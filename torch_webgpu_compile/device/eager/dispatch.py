@@ -98,16 +98,17 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
     signature = tuple(key)
     found = _by_signature.get(signature)
     known = found.get(_details(leaves)) if type(found) is dict else found
-    if known is None:
-        with _DisableAutocast():  # tracing calls operators: they are this one's parts
-            return _first_time(_Call(op, arguments, keywords, leaves, signature))
-    compiled: CompiledOp | None = known.compiled
-    if compiled is None:
-        return run_on_host(op, arguments, keywords)
     try:
-        return compiled.run(leaves, known)
-    except (UnsupportedOp, AdapterError) as error:
-        return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
+        if known is None:
+            with _DisableAutocast():  # tracing calls operators: they are this one's parts
+                return _first_time(_Call(op, arguments, keywords, leaves, signature))
+        compiled: CompiledOp | None = known.compiled
+        if compiled is None:
+            return run_on_host(op, arguments, keywords)
+        try:
+            return compiled.run(leaves, known)
+        except (UnsupportedOp, AdapterError) as error:
+            return _not_at_these_sizes(_Call(op, arguments, keywords, leaves, signature), error)
     except OutOfMemoryError as error:
         error.add_op(str(op))
         raise
@@ -198,14 +199,12 @@ def _first_time(call: _Call) -> Any:
         if refused:
             return _refused(call, refused)
         with _lock:  # what one thread compiles serves those that wait for it
-            compiled = None if cause or placement.cause_for_host else _accepting(placement)
+            compiled = None if cause else _accepting(placement)
             if not cause:
                 _check(call, sizes_fit=compiled is not None)
             if compiled is None:
-                compiled, cause = _compiled(op, placement, cause or placement.cause_for_host)
+                compiled, cause = _compiled(op, placement, cause)
     except Exception as error:
-        if isinstance(error, OutOfMemoryError):
-            error.add_op(str(op))
         if isinstance(error, DeviceError) and not isinstance(error, ShaderError):
             raise
         if not _runs_on_cpu(op):  # nothing there says what is wrong
@@ -216,14 +215,11 @@ def _first_time(call: _Call) -> Any:
     try:
         known = _remember(call, compiled)
         if compiled is None:
-            report(op, cause, leaves)
+            report(str(op), cause, leaves)
             return call.on_host()
         return compiled.run(leaves, known)
     except (UnsupportedOp, AdapterError) as error:
         return _not_at_these_sizes(call, error)
-    except OutOfMemoryError as error:
-        error.add_op(str(op))
-        raise
 
 
 def _check(call: _Call, *, sizes_fit: bool) -> None:
@@ -262,7 +258,7 @@ def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any
         raise error
     _remember(call, None)
     cause = error.cause if isinstance(error, UnsupportedOp) else str(error)
-    report(call.op, cause, call.leaves)
+    report(str(call.op), cause, call.leaves)
     return call.on_host()
 
 
@@ -281,7 +277,7 @@ def _runs_on_host(op: OpOverload) -> bool:
 def _refused(call: _Call, cause: str) -> Any:
     """Runs a call that cannot be compiled on the CPU, whose kernels say if it is wrong."""
     results = call.on_host()
-    report(call.op, cause, call.leaves)
+    report(str(call.op), cause, call.leaves)
     return results
 
 
@@ -322,7 +318,8 @@ def _remember(call: _Call, compiled: CompiledOp | None) -> KnownCall:
     made = KnownCall(call.op) if compiled is None else compiled.known_call(call.op, call.leaves)
     details = _details(call.leaves)
     takes_any = compiled is not None and compiled.takes_any_number(call.leaves)
-    if not made.is_switched and (len(details) == 1 or (takes_any and not _checks_numbers(call))):
+    is_switched = compiled is not None and compiled.deterministic is not None
+    if not is_switched and (len(details) == 1 or (takes_any and not _checks_numbers(call))):
         _by_signature[call.signature] = made
         return made
     by_details = _by_signature.get(call.signature)

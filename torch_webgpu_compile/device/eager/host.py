@@ -34,11 +34,11 @@ from .outputs import to_meta
 _CPU = torch.device("cpu")
 
 
-def report(op: OpOverload, cause: str, arguments: Sequence[Any]) -> None:
-    """Warns, or raises UnsupportedOp, as ``TORCH_WEBGPU_FALLBACK`` says."""
+def report(name: str, cause: str, arguments: Sequence[Any]) -> None:
+    """Warns of an operator, or raises UnsupportedOp, as ``TORCH_WEBGPU_FALLBACK`` says."""
     tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
-    fallbacks.on_fallback(resolve().fallback)(str(op), dtype, _line_of_forward(), cause)
+    fallbacks.on_fallback(resolve().fallback)(name, dtype, _line_of_forward(), cause)
 
 
 def _line_of_forward() -> str:

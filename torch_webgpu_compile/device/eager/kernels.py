@@ -15,6 +15,7 @@ from ...capture.decompositions.table import OWN
 from ...compiler import native_operators
 from ...tensors import factories
 from ...tensors.deferred import settle
+from ...torch_ops.names import overload_of
 from ...torch_private import (
     OpOverload,
     _dispatch_get_all_op_names,
@@ -99,11 +100,11 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "cholesky.out": outputs.from_result(factorizations.cholesky),
     "bincount": data_dependent.bincount,
     "repeat_interleave.Tensor": data_dependent.repeat_interleave,
-    "_unique": data_dependent.unique_without_counts,
+    "_unique": lambda *arguments: data_dependent.unique(*arguments)[:2],
     "_unique2": data_dependent.unique,
     "unique_consecutive": data_dependent.unique_consecutive,
     "unique_dim": data_dependent.unique_dim,
-    "unique_dim_consecutive": data_dependent.unique_dim_consecutive,
+    "unique_dim_consecutive": lambda x, dim, *_: data_dependent.unique_consecutive(x, dim=dim),
     "index.Tensor": data_dependent.index,
     "_index_put_impl_": data_dependent.index_put_impl_,
     "_amp_foreach_non_finite_check_and_unscale_": composed.non_finite_check_and_unscale_,
@@ -149,7 +150,7 @@ def register() -> Callable[..., Any]:
         whole = (*_REFUSING, *_READING, *_WRITING, *_WHOLE, *_FUSED)
         for name in (*_taken_from_composites(kernels), *whole):
             on_lists = name.startswith("_foreach_") or name in _FUSED
-            kernel = partial(lists.run if on_lists else run, _overload(name))
+            kernel = partial(lists.run if on_lists else run, overload_of(name))
             library.impl(name, untraced(kernel), "PrivateUse1")
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             for name in _FOR_ALL_KEYS:
@@ -172,13 +173,6 @@ def register() -> Callable[..., Any]:
         patches.install(patches.When.KERNELS)
         _registered = True
         return untraced(run)
-
-
-def _overload(name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    found = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    assert isinstance(found, OpOverload)
-    return found
 
 
 _COMPOSITES = (
@@ -204,7 +198,9 @@ def _taken_from_composites(kernels: Iterable[str]) -> list[str]:
         structured = _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
         composite = _has_kernel(name, "CompositeExplicitAutograd")
         wanted = structured or (composite and (short in native or short.startswith("_foreach_")))
-        if wanted and not _returns_view(_overload(short)):
+        schema = str(overload_of(short)._schema) if wanted else ""
+        # What takes numbers in a CPU tensor reads them, and does one tensor after the other.
+        if wanted and "Tensor scalars" not in schema and not _returns_view(overload_of(short)):
             found.append(short)
     return found
 

@@ -122,10 +122,6 @@ class Layouts:
         self._lists.append(found)
         self._has_offsets |= found.has_offsets
 
-    def of_each(self) -> list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-        """(dtype, shape, strides) of each tensor."""
-        return list(chain.from_iterable(found.description.of_each() for found in self._lists))
-
     def buffers(self, count: int) -> list[AnyBuffer | None]:
         """The memory of the first ``count`` tensors.
 
@@ -139,7 +135,8 @@ class Layouts:
         """The tensors as they were, on a device."""
         made = []
         now = storages.addresses_of(tensors)
-        for k, (tensor, layout) in enumerate(zip(tensors, self.of_each(), strict=False)):
+        layouts = chain.from_iterable(found.description.of_each() for found in self._lists)
+        for k, (tensor, layout) in enumerate(zip(tensors, layouts, strict=False)):
             address = self.addresses[k]
             if (address, *layout[1:]) != (now[k], tensor.shape, tensor.stride()):
                 dtype, shape, strides = layout
@@ -169,10 +166,6 @@ class Places:
     def get(self, address: int) -> int | None:
         """The place of a tensor."""
         return self._places.get(address)
-
-    def have_any(self, addresses: Sequence[int]) -> bool:
-        """Whether any of the tensors has a place."""
-        return not self._places.keys().isdisjoint(addresses)
 
     def are_apart(self, slots: Sequence[int]) -> bool:
         """Whether other storages are not those of the sequence, and each comes once."""

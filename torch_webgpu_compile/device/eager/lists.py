@@ -10,8 +10,9 @@ after the other. Everywhere else a sequence is one call.
 
 What a sequence is compiled for is found call by call in a tree (`_Node`): an edge is a call with
 all that matters to the compiler of its arguments. Tensors are told by their addresses, and
-described when the sequence meets them first. What is the same in every step is looked at once: a
-list that lies where that of the last sequence lay has nothing to do with the other lists.
+described when the sequence meets them first, in a list that has nothing to do with the others: one
+that has only some of another's tensors begins a new sequence. What is the same in every step is
+looked at once: a list that lies where that of the last sequence lay.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class _Node:
         met: the next call's lists that were met first, of the last sequence: by operator, place
             and length.
         programs: what was compiled, by the positions of the made tensors that are needed later;
-            None: by a call that is not gathered.
+            None: by a call that is not gathered. The calls of what cannot be compiled run singly.
     """
 
     __slots__ = (
@@ -153,7 +154,7 @@ class _Node:
         self.spare: list[Results] = []
         self.children: dict[tuple[Any, ...], _Node] = {}
         self.met: dict[tuple[Any, ...], KnownList] = {}
-        self.programs: dict[tuple[int, ...] | None, list[_Program]] = {}
+        self.programs: dict[tuple[int, ...] | None, list[KnownCall]] = {}
         self._made: KnownList | None = None
 
     @property
@@ -186,61 +187,21 @@ class _Node:
         return made
 
 
-class _Program:
-    """A compiled sequence.
-
-    Args:
-        compiled: None where it cannot be compiled.
-        op: the first operator.
-        leaves: what it was compiled for.
-
-    Attributes:
-        known: the call of ``compiled``.
-        is_in_place: whether it writes what it changes where that is.
-
-    Raises:
-        UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
-    """
-
-    __slots__ = ("_fixed", "compiled", "is_in_place", "known")
-
-    def __init__(self, compiled: CompiledOp | None, op: OpOverload, leaves: Sequence[Any]) -> None:
-        self.compiled = compiled
-        self._fixed: list[tuple[int, str]] = []
-        self.known = KnownCall(op)
-        self.is_in_place = False
-        if compiled is not None:
-            free = compiled.free_numbers
-            numbers = [k for k, leaf in enumerate(leaves) if type(leaf) is float and k not in free]
-            self._fixed = [(k, leaves[k].hex()) for k in numbers]
-            self.known = compiled.known_call(op, leaves)
-            assert self.known.variant is not None
-            self.is_in_place = all(m.in_place for m in self.known.variant.mutations)
-
-    def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether it computes the sequence with these numbers, too."""
-        return all(leaves[k].hex() == number for k, number in self._fixed)
-
-
 _current: _Sequence | None = None
 _roots: dict[tuple[int, torch.dtype], _Node] = {}
 _nodes = 0
 
 
 def _begin(args: Sequence[Any]) -> _Sequence:
-    index = _first_list(args)[0].get_device()
-    return _Sequence(_roots.setdefault((index, torch.get_default_dtype()), _Node()), index)
-
-
-def _first_list(args: Sequence[Any]) -> Sequence[Tensor]:
-    """The first list of tensors among arguments.
+    """A sequence on the device of the first list of tensors among arguments.
 
     Raises:
         _DifferentError: there is none.
     """
     for value in args:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-            return value
+            index = value[0].get_device()
+            return _Sequence(_roots.setdefault((index, torch.get_default_dtype()), _Node()), index)
     raise _DifferentError
 
 
@@ -375,14 +336,18 @@ class _Sequence:
             return
         place = key[0], len(key), len(tensors)
         met = self._node.met.get(place)
+        is_first = met is None
         if met is not None and not (met.likeness is not None and met.likeness.holds(tensors)):
             met = None
         if met is None or met.before is not self._last or met.addresses != addresses:
+            likeness = met.likeness if met else storages.Likeness(tensors) if is_first else None
+            description = met.description if met else self._description(tensors)
+            met = KnownList(addresses, description, likeness, self._last)
             self._places.find(self._layouts.addresses, self._made_addresses)
-            if self._places.have_any(addresses):
-                self._describe_mixed(tensors, addresses, key, new)
-                return
-            met = self._met(tensors, addresses, place, met)
+            if not self._places.are_apart(met.slots):
+                raise _DifferentError
+            if likeness is not None:
+                self._node.met[place] = met
         if not met.description.is_exact:
             if len(self):
                 raise _DifferentError
@@ -392,54 +357,6 @@ class _Sequence:
         self._layouts.add(met)
         key += met.description, met.residues
         new += tensors
-
-    def _met(
-        self,
-        tensors: Sequence[Tensor],
-        addresses: tuple[int, ...],
-        place: tuple[Any, ...],
-        alike: KnownList | None,
-    ) -> KnownList:
-        """A list of tensors that is met first, at a place of the next call.
-
-        Args:
-            alike: one that lay so at this place.
-
-        Raises:
-            _DifferentError: they cannot be a part of this sequence.
-        """
-        if alike is not None:
-            description, likeness = alike.description, alike.likeness
-        else:
-            description = self._description(tensors)
-            is_first = place not in self._node.met
-            likeness = storages.Likeness(tensors) if is_first else None
-        met = KnownList(addresses, description, likeness, self._last)
-        if not self._places.are_apart(met.slots):
-            raise _DifferentError
-        if likeness is not None:
-            self._node.met[place] = met
-        return met
-
-    def _describe_mixed(
-        self,
-        tensors: Sequence[Tensor],
-        addresses: tuple[int, ...],
-        key: list[Any],
-        new: list[Tensor],
-    ) -> None:
-        """`_describe_tensors` of a list of which some tensors have been met in others."""
-        places = tuple(map(self._places.get, addresses))
-        description = self._description(tensors)
-        met, made = self._layouts.of_each(), self._node.layouts
-        for place, lies in zip(places, description.of_each(), strict=True):
-            if place is not None and lies != (met[place] if place >= 0 else made[~place]):
-                raise _DifferentError
-        key.append(places)
-        self._lists[addresses] = len(self._lists), KnownList(addresses, description)
-        rest = [t for t, place in zip(tensors, places, strict=True) if place is None]
-        if rest:
-            self._describe_tensors(rest, key, new)
 
     def _description(self, tensors: Sequence[Tensor]) -> Description:
         """The description of tensors.
@@ -524,25 +441,29 @@ class _Sequence:
             leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
         memory = self._layouts.buffers(len(self._tensors))
         self.has_begun = True
-        results: Sequence[Tensor | None] = program.compiled.run(leaves, program.known, memory)
+        results: Sequence[Tensor | None] = program.compiled.run(leaves, program, memory)
         return results
 
     def _all_made(self) -> list[Tensor]:
         return [tensor for _, made in self._made for tensor in made.tensors]
 
-    def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> _Program:
-        """The program of the sequence as a whole."""
+    def _program(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> KnownCall:
+        """The call of what runs the sequence as a whole.
+
+        Raises:
+            UnsupportedOp, AdapterError: there is no kernel for tensors as large as these.
+        """
         known = self._node.programs.setdefault(wanted, [])
-        program = next((p for p in known if p.holds(leaves)), None)
-        if program is None:
-            leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
-            op = self._node.calls[0].op
-            if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
-                return _Program(None, op, leaves)
-            compiled = self._compiled(wanted, leaves)
-            program = _Program(compiled, op, leaves)
-            known.append(program)
-        return program
+        for program in known:
+            if program.compiled is None or program.compiled.accepts(leaves):
+                return program
+        op = self._node.calls[0].op
+        if len(known) >= _MOST_PROGRAMS:  # numbers that choose the code, other ones every time
+            return KnownCall(op)
+        leaves = [*self._layouts.restored(self._tensors, self._index), *self._numbers]
+        compiled = self._compiled(wanted, leaves)
+        known.append(KnownCall(op) if compiled is None else compiled.known_call(op, leaves))
+        return known[-1]
 
     def _compiled(self, wanted: tuple[int, ...] | None, leaves: Sequence[Any]) -> CompiledOp | None:
         first = len(self._tensors)

@@ -35,13 +35,13 @@ def cause_for_host(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[st
         Exception: what PyTorch raises about the arguments.
     """
     functional = functional_of(op)
-    written = _written(op, arguments, keywords)
-    if functional is None or not written:
+    if functional is None:
         return ""
     try:
         results = _results(op, functional, arguments, keywords)
     except NotImplementedError:
         return ""
+    written = aliasing.written_by(op, arguments, keywords)
     for tensor, result in zip(written, results, strict=False):
         if not torch.can_cast(result.dtype, tensor.dtype):
             return f"its result, {result.dtype}, cannot be cast to {tensor.dtype}"
@@ -60,8 +60,9 @@ def check_sizes(op: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, 
     functional = functional_of(op)
     if functional is None or not _has_outs(op):
         return
-    read = _read(op, arguments, keywords)
-    written = _written(op, arguments, keywords)
+    values = aliasing.by_schema(op, arguments, keywords)
+    read = tree_leaves([value for value, is_written in values if not is_written])
+    written = aliasing.written_by(op, arguments, keywords)
     if not any(aliasing.meet(tensor, other) for tensor in written for other in read):
         return
     try:
@@ -132,23 +133,6 @@ def _has_outs(op: OpOverload) -> bool:
     return any(argument.is_out for argument in op._schema.arguments)
 
 
-def _written(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
-    """The ``out=`` tensors, or the first argument of an in-place operator."""
-    if _has_outs(op):
-        names = [argument.name for argument in op._schema.arguments if argument.is_out]
-        leaves = tree_leaves([keywords.get(name) for name in names])
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if functional_of(op) is None or not arguments or not isinstance(arguments[0], Tensor):
-        return []
-    return [arguments[0]]
-
-
-def _read(op: OpOverload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
-    """All that the operator does not write."""
-    values = aliasing.by_schema(op, arguments, keywords)
-    return tree_leaves([value for value, is_written in values if not is_written])
-
-
 @cache
 def functional_of(op: OpOverload) -> OpOverload | None:
     """The overload that returns what ``op`` writes; None if there is none, or for random ones."""
@@ -159,7 +143,10 @@ def functional_of(op: OpOverload) -> OpOverload | None:
         return None
     name = schema.name.split("::")[1]
     if not _has_outs(op):
-        if not name.endswith("_") or name.endswith("__") or len(_mutated(op)) != 1:
+        infos = [argument.alias_info for argument in schema.arguments]
+        changed = [k for k, info in enumerate(infos) if info is not None and info.is_write]
+        is_in_place = name.endswith("_") and not name.endswith("__") and changed == [0]
+        if not is_in_place or str(schema.arguments[0].type) != "Tensor":
             return None
         name = name[:-1]
     packet = getattr(torch.ops.aten, name, None)
@@ -172,14 +159,6 @@ def functional_of(op: OpOverload) -> OpOverload | None:
         if given == wanted and not found._schema.is_mutable:
             return found
     return None
-
-
-def _mutated(op: OpOverload) -> list[str]:
-    found = []
-    for argument in op._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(argument.name)
-    return found
 
 
 def _results(

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import fallbacks
 from ...options import resolve
 from ...tensors import sparse
 from ...tensors.copying import is_here
+from ...torch_ops.names import overload_of
 from ...torch_private import (
     DispatchKey,
     OpOverload,
     _dispatch_get_registrations_for_dispatch_key,
-    tree_leaves,
 )
 from ..registration import new_library, untraced
-from .host import run_on_host
+from .host import report, run_on_host
 
 aten = torch.ops.aten
 
@@ -47,11 +46,8 @@ def run(op: OpOverload, *arguments: Any, **keywords: Any) -> Any:
         UnsupportedOp: under ``TORCH_WEBGPU_FALLBACK=error``.
     """
     if op._schema.name not in _QUIET:
-        tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "this dtype"
-        policy = resolve().fallback
-        name = str(op) if policy == "error" else "aten.* of sparse tensors"
-        fallbacks.on_fallback(policy)(name, dtype, "", f"{op} has sparse tensors")
+        name = str(op) if resolve().fallback == "error" else "aten.* of sparse tensors"
+        report(name, f"{op} has sparse tensors", (arguments, keywords))
     return run_on_host(op, arguments, keywords)
 
 
@@ -89,7 +85,7 @@ def register(library: Any) -> None:
     are for dense ones.
     """
     for name in (*_CONVERSIONS, *_CHECKS):
-        library.impl(name, partial(untraced(run), _overload(name)), "PrivateUse1")
+        library.impl(name, partial(untraced(run), overload_of(name)), "PrivateUse1")
     for key in ("PrivateUse1", "SparsePrivateUse1"):
         library.impl("sparse_coo_tensor.indices_size", untraced(make_coo), key)
     through = torch.library.fallthrough_kernel
@@ -101,14 +97,8 @@ def register(library: Any) -> None:
         for name in registrations(of_cpu):
             namespace, _, short = name.partition("::")
             if namespace == "aten" and short not in kernels:
-                kernels[short] = partial(untraced(run), _overload(short))
+                kernels[short] = partial(untraced(run), overload_of(short))
         kernels["_copy_from"] = untraced(copy_from)
         for short, kernel in kernels.items():
             library.impl(short, kernel, key)
         new_library("_").fallback(untraced(run), key)
-
-
-def _overload(name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return found

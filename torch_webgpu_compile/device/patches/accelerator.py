@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +63,9 @@ def _capability(index: int) -> dict[str, Any]:
     return capability if isinstance(capability, dict) else {}
 
 
-def _stats(index: int) -> OrderedDict[str, Any]:
-    stats: OrderedDict[str, Any] = _module().memory_stats(index)
-    return stats
+def _ask(name: str) -> Callable[..., Any]:
+    """What a function of the accelerator's module answers."""
+    return lambda *arguments: getattr(_module(), name)(*arguments)
 
 
 def _default_generator(index: int) -> torch.Generator:
@@ -82,22 +81,20 @@ def _default_generator(index: int) -> torch.Generator:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_get_accelerator": lambda *_: current(),
     "_accelerator_getAccelerator": current,
-    "_accelerator_getDeviceIndex": lambda: _module().current_device(),
+    "_accelerator_getDeviceIndex": _ask("current_device"),
     "_accelerator_setDeviceIndex": _set_device_index,
     "_accelerator_exchangeDevice": _exchange_device,
     "_accelerator_maybeExchangeDevice": _exchange_device,
-    "_accelerator_getStream": lambda index: _module().current_stream(index),
-    "_accelerator_setStream": lambda stream: _module().set_stream(stream),
-    "_accelerator_synchronizeDevice": lambda index: _module().synchronize(index),
-    "_accelerator_isAllocatorInitialized": lambda: _module().is_initialized(),
-    "_accelerator_emptyCache": lambda: _module().empty_cache(),
+    "_accelerator_getStream": _ask("current_stream"),
+    "_accelerator_setStream": _ask("set_stream"),
+    "_accelerator_synchronizeDevice": _ask("synchronize"),
+    "_accelerator_isAllocatorInitialized": _ask("is_initialized"),
+    "_accelerator_emptyCache": _ask("empty_cache"),
     "_accelerator_emptyHostCache": lambda: None,
-    "_accelerator_getDeviceStats": _stats,
-    "_accelerator_getMemoryInfo": lambda index: _module().mem_get_info(index),
-    "_accelerator_resetPeakStats": lambda index: _module().reset_peak_memory_stats(index),
-    "_accelerator_resetAccumulatedStats": lambda index: _module().reset_accumulated_memory_stats(
-        index
-    ),
+    "_accelerator_getDeviceStats": _ask("memory_stats"),
+    "_accelerator_getMemoryInfo": _ask("mem_get_info"),
+    "_accelerator_resetPeakStats": _ask("reset_peak_memory_stats"),
+    "_accelerator_resetAccumulatedStats": _ask("reset_accumulated_memory_stats"),
     "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDefaultGenerator": _default_generator,
 }

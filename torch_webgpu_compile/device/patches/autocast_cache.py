@@ -10,17 +10,14 @@ Until: PyTorch has autocast kernels for PrivateUse1 devices, or tells them when 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-import torch
+from ..import_hooks import around
 
 
-def install(clear: Callable[[], None]) -> None:
-    """Has ``torch.clear_autocast_cache`` call ``clear`` too."""
-    original = torch.clear_autocast_cache
+@around("torch:clear_autocast_cache")
+def clear_autocast_cache(original: Any) -> None:
+    from ..api import autocast
 
-    def clear_autocast_cache() -> None:
-        clear()
-        original()
-
-    torch.clear_autocast_cache = clear_autocast_cache
+    autocast.casts.clear()
+    original()

@@ -37,15 +37,20 @@ from torch import Tensor
 
 from ...tensors import devices, generators
 from ...tensors.copying import start_to_host
-from ..import_hooks import after_import
+from ..import_hooks import after_import, around
 
-# Of `DeferredStopCheck`.
-_PARAMETERS = {
-    "__init__": ["self", "input_ids", "max_length", "cache", "cache_is_returned", "streamer"],
-    "__call__": ["self", "unfinished_sequences", "tokens", "length"],
-    "is_supported": ["device", "cache", "cache_is_returned", "is_assistant"],
-    "finish": ["self"],
+# The functions' parameters.
+_OF_STOP_CHECK = {
+    "__init__": "self input_ids max_length cache cache_is_returned streamer",
+    "__call__": "self unfinished_sequences tokens length",
+    "is_supported": "device cache cache_is_returned is_assistant",
+    "finish": "self",
 }
+_OF_MASKS = (
+    "config inputs_embeds attention_mask cache position_ids or_mask_function and_mask_function "
+    "block_sequence_ids kwargs"
+)
+_OF_UPDATE = "self outputs model_kwargs is_encoder_decoder num_new_tokens"
 
 
 @dataclass(frozen=True)
@@ -67,54 +72,42 @@ _sampling: ContextVar[_Sampling | None] = ContextVar("sampling", default=None)
 
 
 def install() -> None:
-    """Has ``generate`` do less between tokens on the device, once ``transformers`` is imported."""
-    after_import("transformers.generation.stopping_criteria", _ask_less)
-    after_import("transformers.generation.utils", _change)
+    """Has ``generate`` use another `DeferredStopCheck`, once ``transformers`` is imported."""
+    after_import("transformers.generation.utils", _stop_late)
 
 
-def _change(module: Any) -> None:
-    _stop_late(module)
-    _leave_masks_to_models(module)
-    _keep_one_position(module)
-
-
-def _takes(function: Any, parameters: list[str]) -> bool:
-    return function is not None and list(inspect.signature(function).parameters) == parameters
+@functools.cache
+def _takes(function: Any, parameters: str) -> bool:
+    return list(inspect.signature(function).parameters) == parameters.split()
 
 
 # ---- when to stop
 
 
-def _ask_less(module: Any) -> None:
-    criteria: Any = getattr(module, "StoppingCriteriaList", None)
-    length: Any = getattr(module, "MaxLengthCriteria", None)
-    ask = getattr(criteria, "__dict__", {}).get("__call__")
-    if length is None or not _takes(ask, ["self", "input_ids", "scores", "kwargs"]):
-        return
-    assert ask is not None
+@around("transformers.generation.stopping_criteria:StoppingCriteriaList.__call__")
+def ask_less(ask: Any, self: Any, input_ids: Tensor, scores: Any, **keywords: Any) -> Any:
+    from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-    def is_within(part: Any, count: int) -> bool:
-        """Whether a criterion of this length would answer no, without a warning."""
-        most = part.max_position_embeddings
-        return bool(count < part.max_length and (most is None or count <= most))
+    is_known = _takes(ask, "self input_ids scores kwargs")
+    if input_ids.device.type != devices.NAME or not is_known:
+        return ask(self, input_ids, scores, **keywords)
+    count, done = input_ids.shape[1], None
+    for part in self:
+        if type(part) is MaxLengthCriteria and _is_within(part, count):
+            continue
+        answer = part(input_ids, scores, **keywords)
+        done = (
+            answer
+            if done is None and _is_answer(answer, input_ids)
+            else ((_no(input_ids) if done is None else done) | answer)
+        )
+    return _no(input_ids) if done is None else done
 
-    @functools.wraps(ask)
-    def __call__(self: Any, input_ids: Tensor, scores: Any, **keywords: Any) -> Any:
-        if input_ids.device.type != devices.NAME:
-            return ask(self, input_ids, scores, **keywords)
-        count, done = input_ids.shape[1], None
-        for part in self:
-            if type(part) is length and is_within(part, count):
-                continue
-            answer = part(input_ids, scores, **keywords)
-            done = (
-                answer
-                if done is None and _is_answer(answer, input_ids)
-                else ((_no(input_ids) if done is None else done) | answer)
-            )
-        return _no(input_ids) if done is None else done
 
-    criteria.__call__ = __call__
+def _is_within(part: Any, count: int) -> bool:
+    """Whether a criterion of this length would answer no, without a warning."""
+    most = part.max_position_embeddings
+    return bool(count < part.max_length and (most is None or count <= most))
 
 
 def _no(input_ids: Tensor) -> Tensor:
@@ -131,29 +124,24 @@ def _is_answer(answer: Any, input_ids: Tensor) -> bool:
     )
 
 
+@around("transformers.generation.utils:GenerationMixin._sample")
+def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
+    from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+    criteria = keywords.get("stopping_criteria")
+    only_length = [type(part) for part in criteria or ()] == [MaxLengthCriteria]
+    token = _sampling.set(_Sampling(self, _is_repeatable(keywords), only_length))
+    try:
+        return original(self, *arguments, **keywords)
+    finally:
+        _sampling.reset(token)
+
+
 def _stop_late(module: Any) -> None:
     check: Any = getattr(module, "DeferredStopCheck", None)
-    mixin: Any = getattr(module, "GenerationMixin", None)
-    sample = getattr(mixin, "_sample", None)
-    if check is None or sample is None:
-        return
-    if not all(_takes(getattr(check, name, None), names) for name, names in _PARAMETERS.items()):
-        return
-
-    from transformers.generation.stopping_criteria import MaxLengthCriteria as length
-
-    @functools.wraps(sample)
-    def _sample(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        criteria = keywords.get("stopping_criteria")
-        only_length = [type(part) for part in criteria or ()] == [length]
-        token = _sampling.set(_Sampling(self, _is_repeatable(keywords), only_length))
-        try:
-            return sample(self, *arguments, **keywords)
-        finally:
-            _sampling.reset(token)
-
-    mixin._sample = _sample
-    module.DeferredStopCheck = _late_stop_check(module, check)
+    methods = {getattr(check, name, None): given for name, given in _OF_STOP_CHECK.items()}
+    if all(method and _takes(method, given) for method, given in methods.items()):
+        module.DeferredStopCheck = _late_stop_check(module, check)
 
 
 def _is_repeatable(keywords: dict[str, Any]) -> bool:
@@ -257,34 +245,23 @@ def _late_stop_check(module: Any, check: Any) -> type:
 # ---- what a step is given
 
 
-def _leave_masks_to_models(module: Any) -> None:
-    make = getattr(module, "create_masks_for_generate", None)
-    names = ["config", "inputs_embeds", "attention_mask", "cache", "position_ids"]
-    names += ["or_mask_function", "and_mask_function", "block_sequence_ids", "kwargs"]
-    if not _takes(make, names):
-        return
-    assert make is not None
+@around("transformers.generation.utils:create_masks_for_generate")
+def create_masks(make: Any, *arguments: Any, **keywords: Any) -> Any:
+    is_known = not arguments and _takes(make, _OF_MASKS)
+    return None if is_known and _is_left_to_model(keywords) else make(*arguments, **keywords)
+
+
+def _is_left_to_model(keywords: dict[str, Any]) -> bool:
     from transformers.cache_utils import StaticLayer
 
-    @functools.wraps(make)
-    def create_masks_for_generate(*arguments: Any, **keywords: Any) -> Any:
-        inputs, cache = keywords.get("inputs_embeds"), keywords.get("cache")
-        asked = {name for name, value in keywords.items() if value is not None}
-        is_plain = not arguments and asked <= {*_PLAIN, "position_ids", "is_first_iteration"}
-        if is_plain and inputs is not None and inputs.device.type == devices.NAME:
-            # A sliding window's layer knows its length as a number, which a step would be made for.
-            layers = getattr(cache, "layers", ())
-            is_static = layers and all(type(layer) is StaticLayer for layer in layers)
-            sampling = _sampling.get()
-            if (
-                is_static
-                and sampling is not None
-                and _makes_masks(sampling.model.base_model.__class__)
-            ):
-                return None
-        return make(*arguments, **keywords)
-
-    module.create_masks_for_generate = create_masks_for_generate
+    asked = {name for name, value in keywords.items() if value is not None}
+    inputs, sampling = keywords.get("inputs_embeds"), _sampling.get()
+    if inputs is None or inputs.device.type != devices.NAME or not asked <= _PLAIN:
+        return False
+    # A sliding window's layer knows its length as a number, which a step would be made for.
+    layers = getattr(keywords.get("cache"), "layers", ())
+    is_static = layers and all(type(layer) is StaticLayer for layer in layers)
+    return bool(is_static and sampling and _makes_masks(sampling.model.base_model.__class__))
 
 
 @functools.cache
@@ -299,42 +276,41 @@ def _makes_masks(model: Any) -> bool:
     return "create_causal_mask" in names and "ones" not in names
 
 
-_PLAIN = ("config", "inputs_embeds", "cache")
+_PLAIN = {"config", "inputs_embeds", "cache", "position_ids", "is_first_iteration"}
 
 
-def _keep_one_position(module: Any) -> None:
-    mixin: Any = getattr(module, "GenerationMixin", None)
-    update = getattr(mixin, "_update_model_kwargs_for_generation", None)
-    prepare = getattr(mixin, "prepare_inputs_for_generation", None)
-    names = ["self", "outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"]
-    if prepare is None or not _takes(update, names):
-        return
-    assert update is not None
-
-    @functools.wraps(update)
-    def _update_model_kwargs_for_generation(
-        self: Any,
-        outputs: Any,
-        model_kwargs: dict[str, Any],
-        is_encoder_decoder: bool = False,
-        num_new_tokens: int = 1,
-    ) -> dict[str, Any]:
-        sampling, positions = _sampling.get(), model_kwargs.get("position_ids")
-        if (
-            sampling is None
-            or sampling.model is not self
-            or type(self).prepare_inputs_for_generation is not prepare
-            or type(self)._update_model_kwargs_for_generation is not replacement
-            or is_encoder_decoder
-            or num_new_tokens != 1
-            or not model_kwargs.get("use_cache")
-            or positions is None
-            or positions.device.type != devices.NAME
-        ):
-            return update(self, outputs, model_kwargs, is_encoder_decoder, num_new_tokens)  # type: ignore[no-any-return]
-        del model_kwargs["position_ids"]
-        updated: dict[str, Any] = update(self, outputs, model_kwargs, is_encoder_decoder, 1)
+@around("transformers.generation.utils:GenerationMixin._update_model_kwargs_for_generation")
+def keep_one_position(
+    update: Any,
+    self: Any,
+    outputs: Any,
+    model_kwargs: dict[str, Any],
+    *rest: Any,
+    **keywords: Any,
+) -> dict[str, Any]:
+    named = {**dict(zip(_OF_UPDATE.split()[3:], rest, strict=False)), **keywords}
+    is_plain = not named.get("is_encoder_decoder") and named.get("num_new_tokens", 1) == 1
+    positions = None
+    if is_plain and _takes(update, _OF_UPDATE) and _needs_last(self, model_kwargs):
+        positions = model_kwargs.pop("position_ids")
+    updated: dict[str, Any] = update(self, outputs, model_kwargs, *rest, **keywords)
+    if positions is not None:
         updated["position_ids"] = positions[..., -1:] + 1
-        return updated
+    return updated
 
-    replacement = mixin._update_model_kwargs_for_generation = _update_model_kwargs_for_generation
+
+def _needs_last(model: Any, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the next step reads the last position only, as all do that have no other ways."""
+    from transformers.generation.utils import GenerationMixin
+
+    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    is_usual = all(getattr(type(model), n) is getattr(GenerationMixin, n) for n in names)
+    sampling, positions = _sampling.get(), model_kwargs.get("position_ids")
+    return (
+        sampling is not None
+        and sampling.model is model
+        and is_usual
+        and bool(model_kwargs.get("use_cache"))
+        and positions is not None
+        and positions.device.type == devices.NAME
+    )

@@ -56,7 +56,7 @@ def _is_here(device: Any) -> bool:
 
 
 class _File:
-    """An open file whose tensors go to a device."""
+    """An open file, or a tensor in one, of which what is read goes to a device."""
 
     def __init__(self, file: Any, device: torch.device) -> None:
         self._file = file
@@ -82,21 +82,10 @@ class _File:
         return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> Any:
-        return _TensorSlice(self._file.get_slice(name), self._device)
+        return _File(self._file.get_slice(name), self._device)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._file[index].to(self._device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
-
-
-class _TensorSlice:
-    """A tensor in a file, of which an index reads a part to a device."""
-
-    def __init__(self, part: Any, device: torch.device) -> None:
-        self._part = part
-        self._device = device
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._part[index].to(self._device)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
