@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
 from ...torch_private import suggest_memory_format
 
 aten = torch.ops.aten
@@ -37,10 +38,6 @@ class _Tap:
     inside: Tensor
     weight: Tensor
     slope: Tensor
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _clipped(position: Tensor, slope: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +119,7 @@ def _all_taps(
     input: Tensor, grid: Tensor, mode: int, padding: int, align: bool
 ) -> list[list[_Tap]]:
     space = input.shape[2:]
-    flat = _wide(grid).flatten(1, -2)
+    flat = opmath(grid).flatten(1, -2)
     count = len(space)
     return [_taps(flat[..., count - 1 - k], space[k], mode, padding, align) for k in range(count)]
 
@@ -152,7 +149,7 @@ def grid_sampler_3d(
     if 0 in input.shape or 0 in grid.shape:
         return NotImplemented
     taps = _all_taps(input, grid, interpolation_mode, padding_mode, align_corners)
-    flat = _wide(input).flatten(2)
+    flat = opmath(input).flatten(2)
     channels = input.shape[1]
     total: Tensor | None = None
     for chosen, index, inside in _corners(taps, input.shape[2:]):
@@ -176,7 +173,7 @@ def grid_sampler_backward(
     if 0 in input.shape or 0 in grid.shape:
         return NotImplemented
     taps = _all_taps(input, grid, interpolation_mode, padding_mode, align_corners)
-    grad, flat = _wide(grad_output).flatten(2), _wide(input).flatten(2)
+    grad, flat = opmath(grad_output).flatten(2), opmath(input).flatten(2)
     grad_input = torch.zeros_like(flat)
     slopes: list[Any] = [0] * len(taps)
     for chosen, index, inside in _corners(taps, input.shape[2:]):
