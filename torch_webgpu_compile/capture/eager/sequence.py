@@ -252,7 +252,8 @@ class _Builder:
 
     def lane(self) -> Lane:
         """The lane."""
-        return Lane(*(tuple(self._found[kind]) for kind in _KINDS), tuple(self._calls))
+        own, shared, of_all, of_each, made = (tuple(self._found[kind]) for kind in _KINDS)
+        return Lane(own, shared, of_all, of_each, made, tuple(self._calls))
 
 
 def _key(value: Any) -> Any:
@@ -346,8 +347,8 @@ def capture_lane(
     chosen: dict[int, frozenset[float]] = {}
     for op, args, kwargs in calls:
         places = tree_leaves((args, kwargs))
-        described = _filled((args, kwargs), lane, own, layout.made)
-        for k, others in symbolic_leaves(op, *described, tree_leaves(described)).items():
+        described = given, named = _filled((args, kwargs), lane, own, layout.made)
+        for k, others in symbolic_leaves(op, given, named, tree_leaves(described)).items():
             if isinstance(places[k], Local) and type(own[lane.position(places[k])]) is float:
                 leaf = lane.position(places[k])
                 chosen[leaf] = chosen.get(leaf, others) | others
