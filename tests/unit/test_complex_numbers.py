@@ -12,7 +12,7 @@ import torch
 from tests.eager_calls import check_call, check_reuse, describe
 from torch_webgpu_compile.backend import native_operators
 from torch_webgpu_compile.capture.complex_numbers.pair import Pair
-from torch_webgpu_compile.capture.complex_numbers.registry import RULES, ComplexCall, register
+from torch_webgpu_compile.capture.complex_numbers.registry import RULES, ComplexCall, rule
 from torch_webgpu_compile.capture.eager.capture import capture_call
 from torch_webgpu_compile.errors import UnsupportedOp
 
@@ -279,4 +279,4 @@ def test_without_rule():
 
 def test_one_rule_for_an_operator():
     with pytest.raises(KeyError):
-        register(aten.mm.default, lambda *_: None)
+        rule(aten.mm.default)(lambda *_: None)

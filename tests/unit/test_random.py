@@ -79,9 +79,9 @@ N = 200_000
         (lambda: random.native_dropout(torch.ones(N), 0.25, True)[0], 1, math.sqrt(1 / 3)),
         (lambda: random.fused_dropout(torch.ones(N), 0.75)[0], 1, math.sqrt(1 / 3)),
         (lambda: random.randint(1 << 40, [N]) / 2.0**40, 0.5, math.sqrt(1 / 12)),
-        (lambda: random.random(torch.empty(N)) / 2.0**24, 0.5, math.sqrt(1 / 12)),
-        (lambda: random.random(torch.empty(N, dtype=torch.int64)) / 2.0**63, 0.5, 12**-0.5),
-        (lambda: random.random(torch.empty(N, dtype=torch.uint8)), 127.5, 256 * 12**-0.5),
+        (lambda: random.random_from(torch.empty(N)) / 2.0**24, 0.5, math.sqrt(1 / 12)),
+        (lambda: random.random_from(torch.empty(N, dtype=torch.int64)) / 2.0**63, 0.5, 12**-0.5),
+        (lambda: random.random_from(torch.empty(N, dtype=torch.uint8)), 127.5, 256 * 12**-0.5),
         (lambda: random.random_to(torch.empty(N), 10), 4.5, math.sqrt(99 / 12)),
         (lambda: random.geometric(torch.empty(N), 0.25), 4, math.sqrt(0.75) / 0.25),
         (lambda: random.log_normal(torch.empty(N), 0, 1).log(), 0, 1),
@@ -89,7 +89,7 @@ N = 200_000
         (lambda: distributions.standard_gamma(torch.full((N,), 0.3)), 0.3, 0.3**0.5),
         (lambda: distributions.poisson(torch.full((N,), 7.0)), 7, 7**0.5),
         (lambda: distributions.binomial(torch.full((N,), 9.0), torch.tensor(0.7)), 6.3, 1.89**0.5),
-        (lambda: random.bernoulli_tensor(torch.empty(N), torch.tensor(0.3)), 0.3, 0.21**0.5),
+        (lambda: random.bernoulli_p(torch.empty(N), torch.tensor(0.3)), 0.3, 0.21**0.5),
         (
             lambda: random.rrelu_with_noise(-torch.ones(N), torch.ones(N), 0, 1, True)[0],
             -0.5,
@@ -141,7 +141,7 @@ def test_what_is_left_to_the_host():
     assert random.uniform(torch.empty(3), 0, 1, generator=generator) is NotImplemented
     assert random.rand([3], dtype=torch.int32) is NotImplemented
     assert random.randint_low(-(1 << 63), 1, [3]) is NotImplemented
-    assert random.random(torch.empty(3), generator=generator) is NotImplemented
+    assert random.random_from(torch.empty(3), generator=generator) is NotImplemented
     assert random.multinomial(torch.ones(2, 3, 4), 1) is NotImplemented
     assert random.multinomial(torch.ones(3), 0) is NotImplemented
 

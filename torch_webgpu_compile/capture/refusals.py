@@ -331,7 +331,7 @@ class _Call:
     def _error(self, whole: int, truth: bool, lazily: bool) -> Exception | None:
         """What the CPU raises about tensors of such numbers (zeros, ``lazily``) and bools."""
         try:
-            made = _lazy(self.likes, truth) if lazily else _filled(self.likes, whole, truth)
+            made = _filled(self.likes, whole, truth, lazily)
         except Exception:  # a dtype that holds no numbers, or too much memory
             return None
         try:
@@ -376,31 +376,28 @@ def _quietly(function: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def _filled(likes: Sequence[_Like], whole: int, truth: bool) -> dict[_Like, Tensor]:
-    """Tensors with the same contents everywhere, which share memory as the arguments do."""
+def _filled(likes: Sequence[_Like], whole: int, truth: bool, lazily: bool) -> dict[_Like, Tensor]:
+    """Tensors with the same contents everywhere, which share memory as the arguments do.
+
+    Those that are made ``lazily`` share none: they are zeros that have no memory before they are
+    read, on most systems; bools are ``truth``.
+    """
     made: dict[_Like, Tensor] = {}
     for like in dict.fromkeys(likes):
-        content = like.content(whole, truth)
         near = [k for k in likes if (k.storage, k.dtype) == (like.storage, like.dtype)]
+        near = [like] if lazily else near
         first = min(k.offset for k in near)
         last = max(k.offset + k.span for k in near)
-        if like is near[0] or last - first > _MOST_ELEMENTS:
-            memory = torch.full((last - first + 2 * _MARGIN,), content, dtype=like.dtype)
+        length = last - first + 2 * _MARGIN
+        if lazily:
+            fill = np.ones if truth and like.dtype is torch.bool else np.zeros
+            memory = torch.from_numpy(fill(length * like.dtype.itemsize, np.uint8)).view(like.dtype)
+        elif like is near[0] or last - first > _MOST_ELEMENTS:
+            memory = torch.full((length,), like.content(whole, truth), dtype=like.dtype)
         else:
             memory = made[near[0]]
         start = _MARGIN + like.offset - first
         made[like] = torch.as_strided(memory, like.sizes, like.strides, start)
-    return made
-
-
-def _lazy(likes: Sequence[_Like], truth: bool) -> dict[_Like, Tensor]:
-    """Zeros that have no memory before they are read, on most systems; bools are ``truth``."""
-    made: dict[_Like, Tensor] = {}
-    for like in likes:
-        make = np.ones if truth and like.dtype is torch.bool else np.zeros
-        nbytes = (like.span + 2 * _MARGIN) * like.dtype.itemsize
-        memory = torch.from_numpy(make(nbytes, np.uint8)).view(like.dtype)
-        made[like] = memory.as_strided(like.sizes, like.strides, _MARGIN)
     return made
 
 

@@ -20,3 +20,8 @@ def dtype_of(dtype: torch.dtype) -> DType | None:
 def torch_dtype(dtype: DType) -> torch.dtype:
     """PyTorch's name of a row of the dtype table."""
     return _TO_TORCH[dtype]
+
+
+def opmath(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the dtype that PyTorch computes in: of 16-bit floats, float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

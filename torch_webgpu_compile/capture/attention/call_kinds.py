@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
@@ -21,48 +20,28 @@ from ...torch_private import HigherOrderOperator, OpOverload, statically_known_t
 
 aten = torch.ops.aten
 
-# Functions by object, methods of tensors by name.
-_KINDS: dict[str, tuple[Any, ...]] = {
-    "product": (
-        *(torch.matmul, torch.bmm, torch.mm, operator.matmul, "matmul", "bmm", "mm"),
-        *("__matmul__", aten.matmul.default, aten.bmm.default, aten.mm.default),
-    ),
-    "einsum": (torch.einsum, torch.functional.einsum),
-    "baddbmm": (torch.baddbmm, "baddbmm", aten.baddbmm.default),
-    "softmax": (
-        *(F.softmax, torch.softmax, "softmax", aten.softmax.int, aten._softmax.default),
-        *(torch.special.softmax,),
-    ),
-    "dropout": (F.dropout, torch.dropout, aten.dropout.default),
-    "multiply": (
-        *(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply"),
-        *(aten.mul.Tensor, aten.mul.Scalar),
-    ),
-    "divide": (
-        *(operator.truediv, operator.itruediv, torch.div, torch.true_divide, torch.divide),
-        *("div", "div_", "true_divide", "divide", aten.div.Tensor, aten.div.Scalar),
-    ),
-    "add": (
-        *(operator.add, operator.iadd, torch.add, "add", "add_", aten.add.Tensor),
-        *(aten.add.Scalar,),
-    ),
-    "subtract": (
-        *(operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_", "subtract"),
-        *(aten.sub.Tensor, aten.sub.Scalar),
-    ),
-    "fill": (
-        *(torch.masked_fill, "masked_fill", "masked_fill_", aten.masked_fill.Scalar),
-        *(aten.masked_fill.Tensor,),
-    ),
-    "choose": (torch.where, aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),
-    "choose_self": ("where",),
-    "cast": ("to", "float", "half", "bfloat16", "type", "type_as", aten.to.dtype),
-    "view": (
-        *("view", "reshape", torch.reshape, "contiguous", aten.view.default),
-        *(aten.reshape.default,),
-    ),
+# Functions of PyTorch and of Python's operators, methods of tensors, and ATen's operators by name.
+_KINDS = {
+    "product": ("matmul", "bmm", "mm", "__matmul__"),
+    "einsum": ("einsum",),
+    "baddbmm": ("baddbmm",),
+    "softmax": ("softmax", "_softmax", "special_softmax"),
+    "dropout": ("dropout",),
+    "multiply": ("mul", "mul_", "imul", "multiply"),
+    "divide": ("div", "div_", "truediv", "itruediv", "true_divide", "divide"),
+    "add": ("add", "add_", "iadd"),
+    "subtract": ("sub", "sub_", "isub", "subtract"),
+    "fill": ("masked_fill", "masked_fill_"),
+    "choose": ("where",),
+    "cast": ("to", "float", "half", "bfloat16", "type", "type_as"),
+    "view": ("view", "reshape", "contiguous"),
 }
-_KIND = {target: kind for kind, targets in _KINDS.items() for target in targets}
+_KIND = {name: kind for kind, names in _KINDS.items() for name in names}
+# Where functions are that have these names.
+_MODULES = frozenset(
+    {"torch", "torch.functional", "torch.nn.functional", "torch._C._special", "torch._ops.aten"}
+    | {"_operator"}
+)
 
 _PARAMETERS = {
     "product": ("input", "other"),
@@ -84,22 +63,25 @@ _METADATA = ("size", "dim", "stride", "numel", aten.sym_size.int)
 
 
 def kind_of(node: Node) -> str | None:
-    """The name in `_KIND` of what a call computes, None for a node that is none of these calls."""
-    return _KIND.get(node.target) if node.op in ("call_function", "call_method") else None
+    """The name in `_KINDS` of what a call computes, None for a node that is none of these calls."""
+    if node.op == "call_method":
+        return "choose_self" if node.target == "where" else _KIND.get(name_of_call(node))
+    if node.op != "call_function" or getattr(node.target, "__module__", None) not in _MODULES:
+        return None
+    return _KIND.get(name_of_call(node).partition(".")[0])
 
 
 def name_of_call(node: Node) -> str:
     """The name of the method or function that a node calls, "" if it has none."""
-    return node.target if isinstance(node.target, str) else _name(node.target)
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "__name__", ""))
+    target = node.target
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
 def arguments(node: Node, *names: str) -> list[Any]:
     """Arguments by name; None for what is not given."""
-    found = dict(zip(_PARAMETERS[_KIND[node.target]], node.args, strict=False))
+    kind = kind_of(node)
+    assert kind is not None
+    found = dict(zip(_PARAMETERS[kind], node.args, strict=False))
     found |= {_ALIASES.get(name, name): value for name, value in node.kwargs.items()}
     return [found.get(name) for name in names]
 
@@ -203,7 +185,7 @@ def has_effect(node: Node, random: bool = False) -> bool:
     target = node.target
     if node.op == "call_module" or isinstance(target, HigherOrderOperator):
         return True
-    name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+    name = name_of_call(node)
     if random and any(word in name for word in _RANDOM):
         return True
     if isinstance(target, OpOverload):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...torch_ops.attention_ops import AttentionOptions, attend, masked_scores
 from ...torch_ops.elementwise import NotElementwise
-from ...torch_private import _permute_strides, sdpa_dense, sdpa_dense_backward
+from ...torch_private import _permute_strides, sdpa_dense
 from .operators import is_supported
 from .score_mods import Modified, Sizes, mask_of, modified_scores
 
@@ -81,8 +81,3 @@ def _strides_like(query: Tensor, output: Tensor) -> tuple[Any, ...]:
     """The strides that PyTorch's operator gives the result."""
     like = torch.empty(output.shape, dtype=output.dtype, device="meta")
     return _permute_strides(like, query.stride()).stride()
-
-
-def flex_attention_backward(*arguments: Any) -> Any:
-    """``torch.ops.higher_order.flex_attention_backward``, which only calls by name bring here."""
-    return sdpa_dense_backward(*arguments)

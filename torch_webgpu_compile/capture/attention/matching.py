@@ -33,10 +33,9 @@ from .call_kinds import (
     reads_metadata,
     same,
 )
+from .operators import FLOATS, MAX_HEAD_SIZE
 from .written import Permutation, ScoreStep, attend_as_written
 
-MAX_HEAD_SIZE = 256
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_STEPS = 16
 
 
@@ -236,7 +235,7 @@ def _through(node: Node, found: _Found) -> tuple[Node, _Found] | None:
     if (
         not isinstance(inner, Node)
         or not is_tensor(inner)
-        or example_tensor(inner).dtype not in _FLOATS
+        or example_tensor(inner).dtype not in FLOATS
     ):
         return None
     if kind_of(node) == "view" and example_tensor(inner).dtype != example_tensor(node).dtype:
@@ -265,7 +264,7 @@ def _is_link(node: Node, found: _Found) -> bool:
 
     A step that makes it larger is none.
     """
-    if not is_tensor(node) or example_tensor(node).dtype not in _FLOATS:
+    if not is_tensor(node) or example_tensor(node).dtype not in FLOATS:
         return False
     after = found.chain[-1]
     keeps_sizes = kind_of(after) not in ("product", "einsum", "view")
@@ -282,7 +281,7 @@ def _is_supported(
 ) -> bool:
     """Whether the operator has kernels for this, and nothing happens meanwhile."""
     operands = [operand.node for operand in (*first, value)]
-    if not all(is_tensor(o) and example_tensor(o).dtype in _FLOATS for o in operands):
+    if not all(is_tensor(o) and example_tensor(o).dtype in FLOATS for o in operands):
         return False
     ranks = [rank_of(o) for o in operands]
     if not ranks[0] == ranks[1] == rank_of(last) or ranks[2] != rank_of(node):

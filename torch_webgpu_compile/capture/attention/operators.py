@@ -19,8 +19,10 @@ from torch import Tensor
 from ...torch_ops.attention_ops import AttentionOptions, attend, safe_softmax
 from ..decompositions import random
 
+aten = torch.ops.aten
+
 MAX_HEAD_SIZE = 256
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def attention(
@@ -37,11 +39,14 @@ def attention(
     """`F.scaled_dot_product_attention`, as ``webgpu::attention`` where supported."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
-    if not is_supported(query, key, value, enable_gqa):
-        return _plain_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
     bias = additive(attn_mask, query.dtype)
+    if not is_supported(query, key, value, enable_gqa):
+        plain: Tensor = aten._scaled_dot_product_attention_math.default(
+            *(query, key, value, bias, dropout_p, is_causal),
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )[0]
+        return plain
     seed = random.seed() if dropout_p > 0.0 else None
     if bias is not None and bias.dim() == query.dim() == 3:
         bias = bias.unsqueeze(1)
@@ -54,7 +59,7 @@ def attention(
 
 def is_supported(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
     """Whether ``webgpu::attention`` has kernels for these dtypes and sizes."""
-    if query.dtype not in _FLOATS or not query.dtype == key.dtype == value.dtype:
+    if query.dtype not in FLOATS or not query.dtype == key.dtype == value.dtype:
         return False
     if query.dim() not in (3, 4) or not query.dim() == key.dim() == value.dim():
         return False
@@ -72,37 +77,6 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, float("-inf")).to(dtype)
-
-
-def _plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    enable_gqa: bool,
-) -> Tensor:
-    """Attention in ordinary operators: what ``webgpu::attention`` does not cover."""
-    if enable_gqa and query.shape[-3] != key.shape[-3]:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    # Scaling both operands keeps half-precision scores in range, as PyTorch's own math path does.
-    root = math.sqrt(scale) if scale >= 0 else None
-    if root is None:
-        scores = torch.matmul(query, key.transpose(-2, -1)) * scale
-    else:
-        scores = torch.matmul(query * root, (key * root).transpose(-2, -1))
-    if is_causal:
-        q = torch.arange(query.shape[-2], device=query.device).unsqueeze(1)
-        k = torch.arange(key.shape[-2], device=query.device)
-        scores = torch.where(k <= q, scores, float("-inf"))
-    bias = additive(mask, query.dtype)
-    if bias is not None:
-        scores = scores + bias
-    weights = safe_softmax(scores)
-    return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
 def multi_head_attention(
@@ -159,28 +133,9 @@ def _encoder_bias(mask: Tensor | None, mask_type: int | None, dtype: torch.dtype
     return bias[:, None, None, :] if mask_type == 1 else bias
 
 
-def self_attention(
-    query: Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    mask: Tensor | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+def self_attention(query: Tensor, *arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
     """``webgpu::self_attention``: `multi_head_attention` of one tensor."""
-    projections = qkv_weight, qkv_bias, proj_weight, proj_bias
-    return multi_head_attention(
-        *(query, query, query, embed_dim, num_head, *projections),
-        mask=mask,
-        need_weights=need_weights,
-        average_attn_weights=average_attn_weights,
-        mask_type=mask_type,
-    )
+    return multi_head_attention(query, query, query, *arguments, **keywords)
 
 
 def transformer_encoder_layer(

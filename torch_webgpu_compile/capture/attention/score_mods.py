@@ -252,34 +252,28 @@ class _Reading:
 
     def _linear(self, node: Node, arguments: Sequence[Any]) -> _Score | None:
         """The result of a call that is a sum, a multiple or a choice; None of others."""
-        match node.target, arguments:
-            case (aten.neg.default, [_Score() as score]):
-                return _times(score, -1.0)
-            case (aten.add.Tensor | aten.add.Scalar, [_Score() as score, other]) | (
-                aten.add.Tensor,
-                [other, _Score() as score],
-            ) if not isinstance(other, _Score):
-                return _plus(score, other)
-            case (aten.sub.Tensor | aten.sub.Scalar, [_Score() as score, other]) if not isinstance(
-                other, _Score
-            ):
-                return _plus(score, -other)
-            case (aten.sub.Tensor, [other, _Score() as score]):
-                return _plus(_times(score, -1.0), other)
-            case (aten.mul.Tensor | aten.mul.Scalar, [_Score() as score, _]):
-                return self._multiple(score, node.args[1])
-            case (aten.mul.Tensor, [_, _Score() as score]):
-                return self._multiple(score, node.args[0])
-            case (aten.div.Tensor | aten.div.Scalar, [_Score() as score, _]):
-                return self._multiple(score, node.args[1], divides=True)
-            case (aten.where.self, [Tensor() as kept, _Score() as score, other]) if not isinstance(
-                other, _Score
-            ):
-                return self._choice(score, kept, node.args[2])
-            case (aten.where.self, [Tensor() as other, _, _Score() as score]) if not isinstance(
-                arguments[1], _Score
-            ):
-                return self._choice(score, torch.logical_not(other), node.args[1])
+        target = node.target
+        if target is aten.neg.default:
+            return _times(arguments[0], -1.0)
+        if target is aten.where.self and not isinstance(arguments[0], _Score):
+            kept, yes, no = arguments
+            if not isinstance(no, _Score):
+                return self._choice(yes, kept, node.args[2])
+            if not isinstance(yes, _Score):
+                return self._choice(no, torch.logical_not(kept), node.args[1])
+        places = [k for k, value in enumerate(arguments) if isinstance(value, _Score)]
+        if len(arguments) != 2 or len(places) != 1:
+            return None
+        (place,) = places
+        score, other, by = arguments[place], arguments[1 - place], node.args[1 - place]
+        if target in (aten.add.Tensor, aten.add.Scalar):
+            return _plus(score, other)
+        if target in (aten.sub.Tensor, aten.sub.Scalar):
+            return _plus(_times(score, -1.0), other) if place else _plus(score, -other)
+        if target in (aten.mul.Tensor, aten.mul.Scalar):
+            return self._multiple(score, by)
+        if target in (aten.div.Tensor, aten.div.Scalar) and place == 0:
+            return self._multiple(score, by, divides=True)
         return None
 
     def _multiple(self, score: _Score, by: Any, divides: bool = False) -> _Score | None:

@@ -8,34 +8,17 @@ import torch
 from torch import Tensor
 
 from ...torch_private import convert_element_type
-from .pair import COMPONENTS, Pair, as_pair, constant, join, separate
+from .pair import COMPONENTS, Pair, as_pair, join, separate
 from .registry import ComplexCall, overloads, rule
 
 aten = torch.ops.aten
 
 
-def _filled(call: ComplexCall, value: Any) -> Pair:
-    """A number in every element of the result."""
-    sizes, dtype = call.result.shape, COMPONENTS[call.result.dtype]
-    if isinstance(value, (Pair, Tensor, complex)):
-        pair = as_pair(value, dtype)
-        return pair.map(lambda part: part.expand(sizes))
-    return Pair(torch.full(sizes, value, dtype=dtype), torch.zeros(sizes, dtype=dtype))
-
-
-def _of_number(value: Any) -> Any:
-    def fill(call: ComplexCall, *_: Any, **__: Any) -> Any:
-        return _filled(call, value) if call.result.is_complex() else _real_filled(call, value)
-
-    return fill
-
-
-def _real_filled(call: ComplexCall, value: Any) -> Tensor:
-    """As ``_filled``, for a real tensor made like a complex one."""
-    number = value.re if isinstance(value, Pair) else value
-    if isinstance(number, Tensor):
-        return number.to(call.result.dtype).expand(call.result.shape)
-    return torch.full(call.result.shape, number, dtype=call.result.dtype)
+def _filled(call: ComplexCall, value: Any) -> Any:
+    """A number for every element of the result, which may be a real tensor like a complex one."""
+    dtype = call.result.dtype
+    pair = as_pair(value, COMPONENTS.get(dtype, dtype))
+    return pair if dtype in COMPONENTS else pair.re
 
 
 _ZEROS = overloads(
@@ -44,21 +27,12 @@ _ZEROS = overloads(
 )
 _ONES = overloads(aten.ones, aten.ones_like, aten.new_ones)
 
-rule(*_ZEROS)(_of_number(0))
-rule(*_ONES)(_of_number(1))
-
-
-@rule(aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default)
-def _full(call: ComplexCall, *arguments: Any, **_: Any) -> Any:
-    return _of_number(arguments[-1])(call)
-
-
-@rule(aten.fill.Scalar, aten.fill.Tensor)
-def _fill(call: ComplexCall, self: Any, value: Any) -> Pair:
-    return _filled(call, value)
-
-
-rule(aten.zero.default)(lambda call, self: _filled(call, 0))
+rule(*_ZEROS)(lambda call, *_, **__: _filled(call, 0))
+rule(*_ONES)(lambda call, *_, **__: _filled(call, 1))
+rule(
+    *(aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default),
+    *(aten.fill.Scalar, aten.fill.Tensor),
+)(lambda call, *arguments, **_: _filled(call, arguments[-1]))
 
 
 @rule(aten.eye.default, aten.eye.m)
@@ -91,71 +65,28 @@ rule(aten.real.default)(lambda call, self: self.re if isinstance(self, Pair) els
 rule(aten.imag.default)(lambda call, self: self.im)
 
 
-@rule(aten._to_copy.default)
-def _to_copy(call: ComplexCall, self: Any, **_: Any) -> Any:
-    device = call.result.device
-    if isinstance(self, Pair):
-        return _converted(call, self.map(lambda part: part.to(device)))
-    return _converted(call, self.to(device) if isinstance(self, Tensor) else self)
-
-
-@rule(convert_element_type)
-def _convert_element_type(call: ComplexCall, a: Any, dtype: torch.dtype) -> Any:
-    return _converted(call, a)
-
-
-def _converted(call: ComplexCall, value: Any) -> Any:
-    wanted = call.result.dtype
+@rule(aten._to_copy.default, convert_element_type)
+def _converted(call: ComplexCall, self: Any, *_: Any, **__: Any) -> Any:
+    wanted, device = call.result.dtype, call.result.device
     if wanted in COMPONENTS:
-        return as_pair(value, COMPONENTS[wanted])
+        return as_pair(self, COMPONENTS[wanted]).map(lambda part: part.to(device))
     if wanted is torch.bool:
-        return (value.re != 0) | (value.im != 0)
-    return value.re.to(wanted)
+        return ~self.is_zero().to(device)
+    return self.re.to(device, wanted)
 
 
 @rule(aten.copy.default)
 def _copy(call: ComplexCall, self: Any, src: Any, non_blocking: bool = False) -> Any:
-    sizes, device = call.result.shape, call.result.device
-    if not call.result.is_complex():
-        found: Tensor = _converted(call, src)
-        return found.to(device).expand(sizes)
-    pair = as_pair(src, COMPONENTS[call.result.dtype])
-    return pair.map(lambda part: part.to(device).expand(sizes))
+    found = _converted(call, src)
+    return found if isinstance(found, Pair) else found.expand(call.result.shape)
 
 
 @rule(aten.view.dtype)
 def _view_dtype(call: ComplexCall, self: Any, dtype: torch.dtype) -> Any:
-    wanted = call.result.dtype
+    wanted, sizes = call.result.dtype, call.result.shape
+    dtype = COMPONENTS.get(wanted, wanted)
     if isinstance(self, Pair):
-        if wanted in COMPONENTS:
-            if COMPONENTS[wanted] == self.dtype:
-                return self
-            parts = aten.view.dtype(join(self), COMPONENTS[wanted])
-            return separate(parts.reshape(*call.result.shape, 2))
         joined = join(self)
-        if wanted == self.dtype:
-            return joined.reshape(call.result.shape)
-        return aten.view.dtype(joined.reshape(*joined.shape[:-2], -1), wanted)
-    parts = aten.view.dtype(self, COMPONENTS[wanted])
-    return separate(parts.reshape(*call.result.shape, 2))
-
-
-@rule(aten.linspace.default, aten.logspace.default)
-def _space(
-    call: ComplexCall, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any
-) -> Pair:
-    """Both halves are counted from their own end, as ATen does."""
-    dtype = call.dtype
-    first, last = constant(start, dtype), constant(end, dtype)
-    k = torch.arange(steps, dtype=dtype)
-    step = (last - first).scaled(1.0 / max(steps - 1, 1))
-    up = Pair(first.re + step.re * k, first.im + step.im * k)
-    left = steps - 1 - k
-    down = Pair(last.re - step.re * left, last.im - step.im * left)
-    half = k < steps // 2
-    points = Pair(torch.where(half, up.re, down.re), torch.where(half, up.im, down.im))
-    if call.op is aten.linspace.default:
-        return points
-    from .functions import exp
-
-    return exp(points.scaled(torch.log(torch.full((), base, dtype=dtype))))
+        self = joined.reshape(*joined.shape[:-2], -1)
+    viewed = self if self.dtype == dtype else aten.view.dtype(self, dtype)
+    return separate(viewed.reshape(*sizes, 2)) if wanted in COMPONENTS else viewed.reshape(sizes)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...torch_private import OpOverload
 from .pair import Pair, as_pair, choose, constant
-from .registry import ComplexCall, register, rule
+from .registry import ComplexCall, rule
 
 aten = torch.ops.aten
 
@@ -36,31 +36,31 @@ def elementwise(*ops: OpOverload) -> Callable[[_Function], _Function]:
         def apply(call: ComplexCall, *args: Any, **_: Any) -> Any:
             return function(*(as_pair(value, call.dtype) for value in args))
 
-        for op in ops:
-            register(op, apply)
+        rule(*ops)(apply)
         return function
 
     return add
 
 
-def _scaled(value: Any, factor: Any, dtype: torch.dtype) -> Pair:
-    pair = as_pair(value, dtype)
-    return pair if factor == 1 else pair * as_pair(factor, dtype)
+def _sum(place: int, function: Callable[..., Pair]) -> Callable[..., Pair]:
+    """The rule of a function of pairs, with ``alpha`` or ``value`` as a factor of one of them."""
+
+    def apply(call: ComplexCall, *args: Any, **kwargs: Any) -> Pair:
+        named = dict(zip((a.name for a in call.op._schema.arguments), args, strict=False)) | kwargs
+        factor = named.pop("alpha", named.pop("value", 1))
+        pairs = [as_pair(value, call.dtype) for value in named.values()]
+        if factor != 1:
+            pairs[place] = pairs[place] * as_pair(factor, call.dtype)
+        return function(*pairs)
+
+    return apply
 
 
-@rule(aten.add.Tensor, aten.add.Scalar)
-def _add(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
-    return as_pair(self, call.dtype) + _scaled(other, alpha, call.dtype)
-
-
-@rule(aten.sub.Tensor, aten.sub.Scalar)
-def _sub(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
-    return as_pair(self, call.dtype) - _scaled(other, alpha, call.dtype)
-
-
-@rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def _rsub(call: ComplexCall, self: Any, other: Any, alpha: Any = 1) -> Pair:
-    return as_pair(other, call.dtype) - _scaled(self, alpha, call.dtype)
+rule(aten.add.Tensor, aten.add.Scalar)(_sum(1, lambda a, b: a + b))
+rule(aten.sub.Tensor, aten.sub.Scalar)(_sum(1, lambda a, b: a - b))
+rule(aten.rsub.Tensor, aten.rsub.Scalar)(_sum(0, lambda a, b: b - a))
+rule(aten.addcmul.default)(_sum(1, lambda a, b, c: a + b * c))
+rule(aten.addcdiv.default)(_sum(1, lambda a, b, c: a + b / c))
 
 
 @elementwise(aten.reciprocal.default)
@@ -69,43 +69,13 @@ def reciprocal(z: Pair) -> Pair:
     return constant(1, z.dtype) / z
 
 
-@rule(aten._conj_copy.default)
-def _conj_copy(call: ComplexCall, self: Pair) -> Pair:
-    return self.conj()
-
-
-@rule(aten._neg_view.default, aten._neg_view_copy.default)
-def _neg_view(call: ComplexCall, self: Pair) -> Pair:
-    return -self
-
-
-@rule(aten.addcmul.default)
-def _addcmul(call: ComplexCall, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
-    a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
-    return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) * b
-
-
-@rule(aten.addcdiv.default)
-def _addcdiv(call: ComplexCall, self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Pair:
-    a, b = as_pair(tensor1, call.dtype), as_pair(tensor2, call.dtype)
-    return as_pair(self, call.dtype) + _scaled(a, value, call.dtype) / b
-
-
-@rule(aten.lerp.Tensor, aten.lerp.Scalar)
-def _lerp(call: ComplexCall, self: Any, end: Any, weight: Any) -> Pair:
+@elementwise(aten.lerp.Tensor, aten.lerp.Scalar)
+def _lerp(start: Pair, stop: Pair, weight: Pair) -> Pair:
     """From the nearer end, as ATen: by the absolute value of the weight."""
-    start, stop, w = (as_pair(value, call.dtype) for value in (self, end, weight))
     step = stop - start
-    near = start + w * step
-    far = stop - step * (constant(1, call.dtype) - w)
-    return choose(w.re * w.re + w.im * w.im < 0.25, near, far)
-
-
-@rule(aten.nan_to_num.default)
-def _nan_to_num(call: ComplexCall, self: Pair, *limits: Any, **named: Any) -> Pair:
-    return Pair(
-        torch.nan_to_num(self.re, *limits, **named), torch.nan_to_num(self.im, *limits, **named)
-    )
+    near = start + weight * step
+    far = stop - step * (constant(1, start.dtype) - weight)
+    return choose(weight.re * weight.re + weight.im * weight.im < 0.25, near, far)
 
 
 def absolute(z: Pair) -> Tensor:
@@ -130,13 +100,6 @@ def _times_cos(size: Tensor, angle: Tensor) -> Tensor:
     cos = torch.cos(angle)
     unknown = torch.isinf(size) & torch.isnan(cos)
     return torch.where(unknown, size, _times(size, cos))
-
-
-@elementwise(aten.sgn.default)
-def _sgn(z: Pair) -> Pair:
-    size = absolute(z)
-    zero = torch.zeros_like(size)
-    return choose(size == 0, Pair(zero, zero), Pair(z.re / size, z.im / size))
 
 
 @elementwise(aten.exp.default)
@@ -308,18 +271,6 @@ def sigmoid(z: Pair) -> Pair:
     return reciprocal(constant(1, z.dtype) + exp(-z))
 
 
-@rule(aten.sigmoid_backward.default)
-def _sigmoid_backward(call: ComplexCall, grad_output: Any, output: Any) -> Pair:
-    g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
-    return g * ((constant(1, call.dtype) - y) * y).conj()
-
-
-@rule(aten.tanh_backward.default)
-def _tanh_backward(call: ComplexCall, grad_output: Any, output: Any) -> Pair:
-    g, y = as_pair(grad_output, call.dtype), as_pair(output, call.dtype)
-    return g * (constant(1, call.dtype) - y * y).conj()
-
-
 def power(z: Pair, w: Pair) -> Pair:
     """The principal value of z^w; 1 for w = 0, and 0 for z = 0 with re(w) > 0."""
     size, phase = absolute(z), argument(z)
@@ -366,8 +317,9 @@ _EXPRESSIONS: dict[tuple[OpOverload, ...], Callable[..., Any]] = {
     (aten.div.Tensor, aten.div.Scalar): lambda a, b: a / b,
     (aten.true_divide.Tensor, aten.true_divide.Scalar): lambda a, b: a / b,
     (aten.square.default,): lambda z: z * z,
-    (aten._conj.default,): lambda z: z.conj(),
+    (aten._conj.default, aten._conj_copy.default): lambda z: z.conj(),
     (aten._conj_physical.default, aten.conj_physical.default): lambda z: z.conj(),
+    (aten._neg_view.default, aten._neg_view_copy.default): lambda z: -z,
     (aten.eq.Tensor, aten.eq.Scalar): lambda a, b: (a.re == b.re) & (a.im == b.im),
     (aten.ne.Tensor, aten.ne.Scalar): lambda a, b: (a.re != b.re) | (a.im != b.im),
     (aten.isnan.default,): lambda z: torch.isnan(z.re) | torch.isnan(z.im),
@@ -387,6 +339,10 @@ _EXPRESSIONS: dict[tuple[OpOverload, ...], Callable[..., Any]] = {
     (aten.asinh.default,): lambda z: asin(z.times_i()).over_i(),
     (aten.atan.default,): lambda z: atanh(z.times_i()).over_i(),
     (aten.silu.default,): lambda z: z * sigmoid(z),
+    (aten.sigmoid_backward.default,): lambda g, y: g * ((constant(1, y.dtype) - y) * y).conj(),
+    (aten.tanh_backward.default,): lambda g, y: g * (constant(1, y.dtype) - y * y).conj(),
+    (aten.dot.default,): lambda a, b: (a * b).map(torch.sum),
+    (aten.vdot.default,): lambda a, b: (a.conj() * b).map(torch.sum),
     (aten.pow.Tensor_Tensor, aten.pow.Scalar): power,
 }
 for _ops, _rule in _EXPRESSIONS.items():

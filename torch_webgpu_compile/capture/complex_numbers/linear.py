@@ -6,15 +6,16 @@ number to fill with, …) are given by part; indices, masks and sizes are the sa
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedOp
-from ...torch_private import tree_map
+from ...torch_private import tree_map, tree_map_only
 from .pair import COMPONENTS, Pair, as_pair, join, separate
-from .registry import ComplexCall, overloads, register, rule
+from .registry import ComplexCall, overloads, rule
 
 aten = torch.ops.aten
 
@@ -25,26 +26,19 @@ _PACKETS = (
     *(aten.unbind, aten.permute_copy, aten.transpose_copy, aten.expand_copy, aten.squeeze_copy),
     *(aten.unsqueeze_copy, aten.select_copy, aten.slice_copy, aten.diagonal_copy),
     *(aten.unfold_copy, aten.split_with_sizes_copy, aten.unbind_copy, aten.narrow_copy),
-    *(aten.t_copy, aten.split_copy),
+    aten.split_copy,
     # order
     *(aten.flip, aten.roll, aten.repeat, aten.tril, aten.triu, aten.cat, aten.stack),
-    *(aten.constant_pad_nd, aten.diag_embed, aten.trace, aten.channel_shuffle),
-    *(aten.pixel_shuffle, aten.pixel_unshuffle, aten.im2col, aten.col2im, aten.unfold_backward),
-    *(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d),
-    *(aten.reflection_pad1d_backward, aten.reflection_pad2d_backward),
-    *(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d),
-    *(aten.replication_pad1d_backward, aten.replication_pad2d_backward),
-    *(aten.replication_pad3d_backward, aten.reflection_pad3d_backward),
-    *(aten.select_backward, aten.slice_backward, aten.diagonal_backward),
+    *(aten.constant_pad_nd, aten.replication_pad1d_backward, aten.replication_pad2d_backward),
+    aten.replication_pad3d_backward,
     # indexing
     *(aten.index, aten._unsafe_index, aten.index_select, aten.gather, aten.take, aten.embedding),
     *(aten.index_put, aten._unsafe_index_put, aten.index_copy, aten.index_fill, aten.scatter_add),
-    *(aten._unsafe_masked_index, aten._unsafe_masked_index_put_accumulate),
-    *(aten.masked_fill, aten.masked_scatter, aten.put, aten.where, aten.slice_scatter),
-    *(aten.select_scatter, aten.diagonal_scatter, aten.masked_select),
+    *(aten._unsafe_masked_index, aten.masked_fill, aten.masked_scatter, aten.put, aten.where),
+    *(aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter, aten.masked_select),
     # sums
-    *(aten.neg, aten.sum, aten.nansum, aten.cumsum, aten.avg_pool1d, aten.avg_pool2d),
-    *(aten.avg_pool3d, aten.avg_pool2d_backward, aten.avg_pool3d_backward),
+    *(aten.neg, aten.sum, aten.cumsum, aten.avg_pool2d, aten.avg_pool3d),
+    *(aten.avg_pool2d_backward, aten.avg_pool3d_backward),
 )
 _MORE = (aten.scatter.src, aten.scatter.value)
 
@@ -56,62 +50,37 @@ _ELEMENTS = frozenset(
 _SAME = (
     *overloads(aten.clone, aten.alias, aten.detach, aten.lift_fresh, aten.contiguous),
     *overloads(aten.lift_fresh_copy, aten.alias_copy, aten.detach_copy, aten.positive),
-    *overloads(aten.resolve_conj, aten.resolve_neg, aten.lift),
+    *overloads(aten.resolve_conj, aten.resolve_neg),
 )
 
 
+@rule(*overloads(*_PACKETS), *_MORE)
 def by_parts(call: ComplexCall, *args: Any, **kwargs: Any) -> Any:
     """Calls the operator on each part."""
-    pairs = [call.op(*p, **k) for p, k in _parts(call, args, kwargs)]
-    if isinstance(pairs[0], Tensor):
-        return Pair(*pairs)
-    return [Pair(re, im) for re, im in zip(*pairs, strict=True)]
+    names = [argument.name for argument in call.op._schema.arguments]
+    positional = [_in_parts(call, n, value) for n, value in zip(names, args, strict=False)]
+    given = positional, {n: _in_parts(call, n, value) for n, value in kwargs.items()}
+    pairs = []
+    for part in ("re", "im"):
+        own, named = tree_map_only(Pair, attrgetter(part), given)
+        pairs.append(call.op(*own, **named))
+    return Pair(*pairs) if isinstance(pairs[0], Tensor) else list(map(Pair, *pairs))
 
 
-def _parts(
-    call: ComplexCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[list[Any], dict[str, Any]]]:
-    """The arguments of the call on the real parts, and on the imaginary ones."""
-    schema = call.op._schema.arguments
-    found = []
-    for part in (_real, _imaginary):
-        positional = [
-            _part(value, argument.name, part, call)
-            for argument, value in zip(schema, args, strict=False)
-        ]
-        named = {name: _part(value, name, part, call) for name, value in kwargs.items()}
-        found.append((positional, named))
-    return found
-
-
-def _part(value: Any, name: str, part: Any, call: ComplexCall) -> Any:
+def _in_parts(call: ComplexCall, name: str, value: Any) -> Any:
+    """An argument with a pair for what differs between the parts: of numbers, one of numbers."""
     if name == "dtype" and value is not None:
         return COMPONENTS[value]
-    if name not in _ELEMENTS:
-        return value
-    return tree_map(lambda leaf: part(leaf, call.dtype), value)
 
+    def pair(leaf: Any) -> Any:
+        if isinstance(leaf, (Pair, Tensor)):
+            return as_pair(leaf, call.dtype)
+        if isinstance(leaf, complex):
+            return Pair(leaf.real, leaf.imag)  # type: ignore[arg-type]
+        is_real = isinstance(leaf, (bool, int, float, torch.SymInt, torch.SymFloat))
+        return Pair(leaf, 0.0) if is_real else leaf  # type: ignore[arg-type]
 
-def _real(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Pair):
-        return value.re.to(dtype)
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    return value.real if isinstance(value, complex) else value
-
-
-def _imaginary(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Pair):
-        return value.im.to(dtype)
-    if isinstance(value, Tensor):
-        return torch.zeros_like(value, dtype=dtype)
-    if isinstance(value, complex):
-        return value.imag
-    return 0.0 if isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)) else value
-
-
-for _op in (*overloads(*_PACKETS), *_MORE):
-    register(_op, by_parts)
+    return tree_map(pair, value) if name in _ELEMENTS else value
 
 
 @rule(*_SAME)
@@ -119,20 +88,13 @@ def _same(call: ComplexCall, self: Pair, **_: Any) -> Pair:
     return self
 
 
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default)
-def _reshape(call: ComplexCall, self: Pair, size: Any) -> Pair:
+@rule(
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default),
+    *(aten._reshape_alias.default, aten.flatten.using_ints),
+)
+def _reshape(call: ComplexCall, self: Pair, *_: Any, **__: Any) -> Pair:
     # The parts may have other strides than the complex tensor, which allow no view.
-    return self.map(lambda part: part.reshape(size))
-
-
-@rule(aten._reshape_alias.default)
-def _reshape_alias(call: ComplexCall, self: Pair, size: Any, stride: Any) -> Pair:
-    return _reshape(call, self, size)
-
-
-@rule(aten.flatten.using_ints)
-def _flatten(call: ComplexCall, self: Pair, *_: Any, **__: Any) -> Pair:
-    return _reshape(call, self, call.result.shape)
+    return self.map(lambda part: part.reshape(call.result.shape))
 
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)

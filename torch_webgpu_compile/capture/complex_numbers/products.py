@@ -11,7 +11,7 @@ for each of its elements, the real product is the complex one, again as pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,54 +58,35 @@ def _mv(call: ComplexCall, self: Any, vec: Any) -> Pair:
     return _product(as_pair(self, call.dtype), vector).map(lambda part: part.squeeze(1))
 
 
-@rule(aten.dot.default)
-def _dot(call: ComplexCall, self: Any, tensor: Any) -> Pair:
-    return (as_pair(self, call.dtype) * as_pair(tensor, call.dtype)).map(torch.sum)
+def _outer(call: ComplexCall, self: Any, vec2: Any) -> Pair:
+    a, b = as_pair(self, call.dtype), as_pair(vec2, call.dtype)
+    return _unsqueezed(a, 1) * _unsqueezed(b, 0)
 
 
-@rule(aten.vdot.default)
-def _vdot(call: ComplexCall, self: Any, other: Any) -> Pair:
-    return (as_pair(self, call.dtype).conj() * as_pair(other, call.dtype)).map(torch.sum)
+def _summed(call: ComplexCall, self: Any, mat2: Any) -> Pair:
+    return _mm(call, self, mat2).map(lambda part: part.sum(0))
 
 
-def _added(call: ComplexCall, self: Any, product: Pair, beta: Any, alpha: Any) -> Pair:
-    """beta · self + alpha · product; self is not read where beta is 0."""
-    dtype = call.dtype
-    found = product if alpha == 1 else product * as_pair(alpha, dtype)
-    if beta == 0:
-        return found
-    added = as_pair(self, dtype)
-    return found + (added if beta == 1 else added * as_pair(beta, dtype))
+def _added(product: Callable[..., Pair]) -> Callable[..., Pair]:
+    """The rule for beta · self + alpha · product; self is not read where beta is 0."""
+
+    def apply(
+        call: ComplexCall, self: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1
+    ) -> Pair:
+        found = product(call, one, other)
+        found = found if alpha == 1 else found * as_pair(alpha, call.dtype)
+        if beta == 0:
+            return found
+        added = as_pair(self, call.dtype)
+        return found + (added if beta == 1 else added * as_pair(beta, call.dtype))
+
+    return apply
 
 
-@rule(aten.addmm.default, aten.baddbmm.default)
-def _addmm(
-    call: ComplexCall, self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
-    return _added(call, self, _mm(call, mat1, mat2), beta, alpha)
-
-
-@rule(aten.addbmm.default)
-def _addbmm(
-    call: ComplexCall, self: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
-    product = _mm(call, batch1, batch2)
-    return _added(call, self, product.map(lambda part: part.sum(0)), beta, alpha)
-
-
-@rule(aten.addmv.default)
-def _addmv(
-    call: ComplexCall, self: Any, mat: Any, vec: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
-    return _added(call, self, _mv(call, mat, vec), beta, alpha)
-
-
-@rule(aten.addr.default)
-def _addr(
-    call: ComplexCall, self: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Pair:
-    a, b = as_pair(vec1, call.dtype), as_pair(vec2, call.dtype)
-    return _added(call, self, _unsqueezed(a, 1) * _unsqueezed(b, 0), beta, alpha)
+rule(aten.addmm.default, aten.baddbmm.default)(_added(_mm))
+rule(aten.addbmm.default)(_added(_summed))
+rule(aten.addmv.default)(_added(_mv))
+rule(aten.addr.default)(_added(_outer))
 
 
 @rule(aten._trilinear.default)

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 @rule(
     *(aten.any.default, aten.any.dim, aten.any.dims),
     *(aten.all.default, aten.all.dim, aten.all.dims),
-    *(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nonzero.default),
+    aten.nonzero.default,
 )
 def _of_nonzero(call: ComplexCall, self: Any, *args: Any, **kwargs: Any) -> Any:
     return call.op(~self.is_zero() if isinstance(self, Pair) else self, *args, **kwargs)
@@ -32,13 +32,6 @@ def _vector_norm(call: ComplexCall, self: Pair, ord: Any = 2, *args: Any, **kwar
     named = {name: value for name, value in kwargs.items() if name != "dtype"}
     size = absolute(self.to(call.dtype))
     found: Tensor = aten.linalg_vector_norm.default(size, ord, *args[:2], **named)
-    return found
-
-
-@rule(aten.dist.default)
-def _dist(call: ComplexCall, self: Any, other: Any, p: Any = 2) -> Tensor:
-    difference = as_pair(self, call.dtype) - as_pair(other, call.dtype)
-    found: Tensor = aten.linalg_vector_norm.default(absolute(difference).reshape(-1), p)
     return found
 
 
@@ -73,17 +66,13 @@ def _mean(call: ComplexCall, self: Any, dim: Any = None, keepdim: bool = False, 
     return z.map(lambda part: part.sum(dims, keepdim=keepdim)) / as_pair(count, call.dtype)
 
 
-@rule(aten.prod.default)
-def _prod(call: ComplexCall, self: Any, dtype: torch.dtype | None = None) -> Pair:
-    z = as_pair(self, call.dtype)
-    return _product(z.map(lambda part: part.reshape(-1)), 0)
-
-
-@rule(aten.prod.dim_int)
-def _prod_dim(
-    call: ComplexCall, self: Any, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
+@rule(aten.prod.default, aten.prod.dim_int)
+def _prod(
+    call: ComplexCall, self: Any, dim: int | None = None, keepdim: bool = False, **_: Any
 ) -> Pair:
     z = as_pair(self, call.dtype)
+    if dim is None:
+        return _product(z.map(lambda part: part.reshape(-1)), 0)
     if z.re.dim() == 0:
         return z
     found = _product(z, dim % z.re.dim())

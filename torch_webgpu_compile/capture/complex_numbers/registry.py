@@ -43,19 +43,14 @@ RULES: dict[OpOverload, ComplexRule] = {}
 _Function = TypeVar("_Function", bound=ComplexRule)
 
 
-def register(op: OpOverload, rule: ComplexRule) -> None:
-    """Adds a row. Raises KeyError if the operator has one."""
-    if op in RULES:
-        raise KeyError(f"two rules for {op} on complex tensors")
-    RULES[op] = rule
-
-
 def rule(*ops: OpOverload) -> Callable[[_Function], _Function]:
-    """Registers a rule for overloads."""
+    """Adds a rule for overloads. Raises KeyError if one of them has a rule."""
 
     def add(function: _Function) -> _Function:
         for op in ops:
-            register(op, function)
+            if op in RULES:
+                raise KeyError(f"two rules for {op} on complex tensors")
+            RULES[op] = function
         return function
 
     return add

@@ -6,6 +6,7 @@ Source: ATen ``SummaryOps``, ``RangeFactories``, ``Embedding``, ….
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,17 +61,20 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """
     if bins <= 0 or self.dtype == torch.bool or self.is_complex():
         return NotImplemented
-    if not self.is_floating_point():
-        return _histc_of_integers(self, bins, int(min), int(max))
-    dtype = self.dtype
-    flat = self.reshape(-1).to(torch.promote_types(dtype, torch.float32))
+    dtype, is_float = self.dtype, self.is_floating_point()
+    if not is_float:
+        min, max = int(min), int(max)
+    wide = torch.promote_types(dtype, torch.float32) if is_float else torch.int64
+    flat = self.reshape(-1).to(wide)
     low, high = (_rounded(bound, dtype) for bound in _bounds(flat, min, max))
     inside = (flat >= low) & (flat <= high)
     if dtype in _DROPPED:  # each operation rounds there
         above = _rounded(_rounded(flat - low, dtype) * bins, dtype)
         places = _rounded(above / _rounded(high - low, dtype), dtype)
-    else:
+    elif is_float:
         places = _floor_of_quotient((flat - low) * bins, high - low)
+    else:
+        places = torch.div((flat - low) * bins, high - low, rounding_mode="trunc")
     places = places.to(torch.int64).clamp(0, bins - 1)
     return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
@@ -82,14 +86,6 @@ def _bounds(flat: Tensor, min: float, max: float) -> tuple[Tensor, Tensor]:
         low, high = flat.amin(), flat.amax()
     empty = low == high
     return torch.where(empty, low - 1, low), torch.where(empty, high + 1, high)
-
-
-def _histc_of_integers(self: Tensor, bins: int, min: int, max: int) -> Tensor:
-    flat = self.reshape(-1).to(torch.int64)
-    low, high = _bounds(flat, min, max)
-    places = torch.div((flat - low) * bins, high - low, rounding_mode="trunc").clamp(0, bins - 1)
-    inside = (flat >= low) & (flat <= high)
-    return _counted(places, inside, bins, torch.ones_like(self.reshape(-1)))
 
 
 def _histogram(
@@ -178,40 +174,29 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return table.index_copy(0, order, rows)[:size].clone()
 
 
-def tril_indices(row: int, col: int, offset: int = 0, **keywords: Any) -> Any:
-    """int (2, n): rows and columns of the lower triangle of a matrix."""
-    if row < 0 or col < 0:
-        return NotImplemented
-    place = torch.arange(row, device=keywords.get("device"))
-    last = (place + (offset + 1)).clamp(0, col)
-    count = _below_diagonal(row + offset, col) - _below_diagonal(offset, col)
-    return _positions(torch.zeros_like(place), last, count, keywords.get("dtype"))
-
-
-def triu_indices(row: int, col: int, offset: int = 0, **keywords: Any) -> Any:
-    """int (2, n): rows and columns of the upper triangle of a matrix."""
-    if row < 0 or col < 0:
-        return NotImplemented
-    place = torch.arange(row, device=keywords.get("device"))
-    first = (place + offset).clamp(0, col)
-    left = _below_diagonal(row + offset - 1, col) - _below_diagonal(offset - 1, col)
-    return _positions(first, torch.full_like(place, col), row * col - left, keywords.get("dtype"))
-
-
-def _positions(first: Tensor, last: Tensor, count: int, dtype: torch.dtype | None) -> Any:
-    """Rows and columns of what is from ``first`` to before ``last`` in each row, ``count`` places.
+def _triangle(is_lower: bool, row: int, col: int, offset: int = 0, **keywords: Any) -> Any:
+    """int (2, n): rows and columns of the lower or upper triangle of a matrix.
 
     PyTorch's decomposition takes square roots in float64.
     """
-    if dtype not in (None, torch.int32, torch.int64):
+    dtype, device = keywords.get("dtype") or torch.int64, keywords.get("device")
+    if row < 0 or col < 0 or dtype not in (torch.int32, torch.int64):
         return NotImplemented
+    last = offset if is_lower else offset - 1  # the last diagonal of the lower one
+    count = _below_diagonal(row + last, col) - _below_diagonal(last, col)
+    place = torch.arange(row, device=device)
+    edge = (place + (last + 1)).clamp(0, col)
+    if is_lower:
+        begins, ends = torch.zeros_like(place), edge
+    else:
+        begins, ends, count = edge, torch.full_like(place, col), row * col - count
     if not count:
-        return torch.empty((2, 0), dtype=dtype or torch.int64, device=first.device)
-    ends = (last - first).cumsum(0)
-    place = torch.arange(count, device=first.device)
-    rows = torch.searchsorted(ends, place, right=True)
-    columns = place + (last - ends).index_select(0, rows)
-    return torch.stack([rows, columns]).to(dtype or torch.int64)
+        return torch.empty((2, 0), dtype=dtype, device=device)
+    totals = (ends - begins).cumsum(0)
+    place = torch.arange(count, device=device)
+    rows = torch.searchsorted(totals, place, right=True)
+    columns = place + (ends - totals).index_select(0, rows)
+    return torch.stack([rows, columns]).to(dtype)
 
 
 def _below_diagonal(rows: int, col: int) -> int:
@@ -258,7 +243,7 @@ DECOMPOSITIONS: dict[Any, Any] = {
     aten.linspace.Tensor_Scalar: linspace,
     aten.linspace.Scalar_Tensor: linspace,
     aten.repeat_interleave.Tensor: repeat_interleave,
-    aten.tril_indices.default: tril_indices,
-    aten.triu_indices.default: triu_indices,
+    aten.tril_indices.default: partial(_triangle, True),
+    aten.triu_indices.default: partial(_triangle, False),
     aten.nonzero_static.default: nonzero_static,
 }

@@ -1,9 +1,10 @@
 """Fused optimizers: a step of all parameters as one operator.
 
 The rules give new values and change nothing: they decompose the functional operators, and the
-in-place ones write what they give. A rule gives a list for each list that the functional operator
-returns; tensors that stay as they are, such as gradients without a scale, are the arguments
-themselves. Numbers are computed in float32 for parameters of 16 bits, and rounded once.
+in-place ones write what they give. A rule is for one parameter and gives a tensor of each list that
+the functional operator returns, None for what there is none of; tensors that stay as they are, such
+as gradients without a scale, are the arguments themselves. Numbers are computed in float32 for
+parameters of 16 bits, and rounded once.
 """
 
 from __future__ import annotations
@@ -11,29 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
 from ...torch_private import OpOverload
 
 aten = torch.ops.aten
 
 Tensors = Sequence[Tensor]
 NumberOrTensor = float | Tensor
-Lists = tuple[list[Tensor], ...]
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """A tensor of 16 bits in float32, any other as it is."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+Results = tuple[Tensor | None, ...]
 
 
 def _changed(target: Tensor, value: Tensor, found_inf: Tensor | None) -> Tensor:
     """What becomes of ``target``: the value, unless an infinity was found."""
     if found_inf is not None:
-        value = torch.where(found_inf != 0, wide(target), value)
+        value = torch.where(found_inf != 0, opmath(target), value)
     return value.to(target.dtype)
 
 
@@ -43,7 +41,7 @@ def _gradient(
     """The gradient to use, and what becomes of the argument: it is unscaled as well, as in
     PyTorch's kernels.
     """
-    value, after = wide(grad), grad
+    value, after = opmath(grad), grad
     if grad_scale is not None:
         value = value / grad_scale
         after = _changed(grad, value, found_inf)
@@ -59,12 +57,12 @@ def _bias_correction(beta: float, step: Tensor) -> Tensor | float:
 
 def _adam(
     decoupled: bool,
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    max_exp_avg_sqs: Tensors,
-    state_steps: Tensors,
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    max_exp_avg_sq: Tensor | None,
+    step: Tensor,
     *,
     lr: NumberOrTensor,
     beta1: float,
@@ -75,40 +73,40 @@ def _adam(
     maximize: bool,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-) -> Lists:
+) -> Results:
     """Adam; ``decoupled``: weight decay apart from the gradient. Source: ATen
     ``fused_adam_utils.cuh``.
     """
-    lists: Lists = ([], [], [], [], [])
-    for k, (param, average, square) in enumerate(zip(params, exp_avgs, exp_avg_sqs, strict=True)):
-        grad, unscaled = _gradient(grads[k], grad_scale, found_inf, maximize)
-        value = wide(param)
-        if weight_decay != 0:
-            if decoupled:
-                value = value - value * lr * weight_decay
-            else:
-                grad = grad + value * weight_decay
-        first = wide(average)
-        first = first + (grad - first) * (1 - beta1)
-        second = wide(square) * beta2 + grad * grad * (1 - beta2)
-        largest = torch.maximum(wide(max_exp_avg_sqs[k]), second) if amsgrad else second
-        step = state_steps[k]
-        denominator = largest.sqrt() / _bias_correction(beta2, step) ** 0.5 + eps
-        update = first / denominator / _bias_correction(beta1, step)
-        values = [(param, value - update * lr), (average, first), (square, second)]
-        if amsgrad:
-            values.append((max_exp_avg_sqs[k], largest))
-        changed = [_changed(target, new, found_inf) for target, new in values]
-        changed.insert(1, unscaled)
-        for found, new in zip(lists, changed, strict=False):
-            found.append(new)
-    return lists if amsgrad else (*lists[:4], list(max_exp_avg_sqs))
+    gradient, unscaled = _gradient(grad, grad_scale, found_inf, maximize)
+    value = opmath(param)
+    if weight_decay != 0:
+        if decoupled:
+            value = value - value * lr * weight_decay
+        else:
+            gradient = gradient + value * weight_decay
+    first = opmath(exp_avg)
+    first = first + (gradient - first) * (1 - beta1)
+    second = opmath(exp_avg_sq) * beta2 + gradient * gradient * (1 - beta2)
+    largest, changed = second, max_exp_avg_sq
+    if amsgrad:
+        assert max_exp_avg_sq is not None
+        largest = torch.maximum(opmath(max_exp_avg_sq), second)
+        changed = _changed(max_exp_avg_sq, largest, found_inf)
+    denominator = largest.sqrt() / _bias_correction(beta2, step) ** 0.5 + eps
+    update = first / denominator / _bias_correction(beta1, step)
+    return (
+        _changed(param, value - update * lr, found_inf),
+        unscaled,
+        _changed(exp_avg, first, found_inf),
+        _changed(exp_avg_sq, second, found_inf),
+        changed,
+    )
 
 
 def sgd(
-    params: Tensors,
-    grads: Tensors,
-    momentum_buffers: Tensors,
+    param: Tensor,
+    grad: Tensor,
+    momentum_buffer: Tensor | None,
     *,
     weight_decay: float,
     momentum: float,
@@ -119,30 +117,26 @@ def sgd(
     is_first_step: bool,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-) -> Lists:
+) -> Results:
     """``_fused_sgd``; no momentum buffers without momentum."""
-    new_params, new_grads, new_buffers = [], [], []
-    for k, param in enumerate(params):
-        grad, unscaled = _gradient(grads[k], grad_scale, found_inf, maximize)
-        value = wide(param)
-        if weight_decay != 0:
-            grad = grad + value * weight_decay
-        if momentum_buffers:
-            buffer = grad
-            if not is_first_step:
-                buffer = wide(momentum_buffers[k]) * momentum + grad * (1 - dampening)
-            new_buffers.append(_changed(momentum_buffers[k], buffer, found_inf))
-            grad = grad + buffer * momentum if nesterov else buffer
-        new_params.append(_changed(param, value - grad * lr, found_inf))
-        new_grads.append(unscaled)
-    return new_params, new_grads, new_buffers
+    gradient, unscaled = _gradient(grad, grad_scale, found_inf, maximize)
+    value, changed = opmath(param), None
+    if weight_decay != 0:
+        gradient = gradient + value * weight_decay
+    if momentum_buffer is not None:
+        buffer = gradient
+        if not is_first_step:
+            buffer = opmath(momentum_buffer) * momentum + gradient * (1 - dampening)
+        changed = _changed(momentum_buffer, buffer, found_inf)
+        gradient = gradient + buffer * momentum if nesterov else buffer
+    return _changed(param, value - gradient * lr, found_inf), unscaled, changed
 
 
 def adagrad(
-    params: Tensors,
-    grads: Tensors,
-    state_sums: Tensors,
-    state_steps: Tensors,
+    param: Tensor,
+    grad: Tensor,
+    state_sum: Tensor,
+    step: Tensor,
     *,
     lr: NumberOrTensor,
     lr_decay: float,
@@ -151,30 +145,32 @@ def adagrad(
     maximize: bool,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-) -> Lists:
+) -> Results:
     """``_fused_adagrad``."""
-    new_params, new_grads, new_sums = [], [], []
-    for k, param in enumerate(params):
-        grad, unscaled = _gradient(grads[k], grad_scale, found_inf, maximize)
-        value = wide(param)
-        if weight_decay != 0:
-            grad = grad + value * weight_decay
-        total = wide(state_sums[k]) + grad * grad
-        update = grad / (total.sqrt() + eps) / ((state_steps[k] - 1) * lr_decay + 1)
-        new_sums.append(_changed(state_sums[k], total, found_inf))
-        new_params.append(_changed(param, value - update * lr, found_inf))
-        new_grads.append(unscaled)
-    return new_params, new_grads, new_sums, list(state_steps)
+    gradient, unscaled = _gradient(grad, grad_scale, found_inf, maximize)
+    value = opmath(param)
+    if weight_decay != 0:
+        gradient = gradient + value * weight_decay
+    total = opmath(state_sum) + gradient * gradient
+    update = gradient / (total.sqrt() + eps) / ((step - 1) * lr_decay + 1)
+    changed = _changed(state_sum, total, found_inf)
+    return _changed(param, value - update * lr, found_inf), unscaled, changed, step
 
 
-def _in_place(rule: Callable[..., Lists], *lists: Tensors, **keywords: Any) -> None:
-    for targets, values in zip(lists, rule(*lists, **keywords), strict=False):
+def _of_all(rule: Callable[..., Results], *lists: Tensors, **options: Any) -> list[list[Tensor]]:
+    """What the rule gives for each parameter, as lists; one of no tensors stays empty."""
+    rows = [rule(*tensors, **options) for tensors in zip_longest(*lists)]
+    return [[x for x in column if x is not None] for column in zip(*rows, strict=True)]
+
+
+def _in_place(rule: Callable[..., Results], *lists: Tensors, **options: Any) -> None:
+    for targets, values in zip(lists, _of_all(rule, *lists, **options), strict=False):
         for target, value in zip(targets, values, strict=True):
             if value is not target:
                 target.copy_(value)
 
 
-_RULES: dict[str, Callable[..., Lists]] = {
+_RULES: dict[str, Callable[..., Results]] = {
     "_fused_adam": partial(_adam, False),
     "_fused_adamw": partial(_adam, True),
     "_fused_sgd": sgd,
@@ -188,7 +184,7 @@ def _overloads(name: str) -> list[OpOverload]:
 
 
 DECOMPOSITIONS: dict[Any, Any] = {
-    op: rule for name, rule in _RULES.items() for op in _overloads(name)
+    op: partial(_of_all, rule) for name, rule in _RULES.items() for op in _overloads(name)
 }
 REWRITES: dict[OpOverload, Callable[..., Any]] = {
     op: partial(_in_place, rule) for name, rule in _RULES.items() for op in _overloads(name + "_")

@@ -26,6 +26,8 @@ _COMPOSITE = (
     "dequantize_per_tensor.default",
     "quantize_per_channel.default",
     "dequantize_per_channel.default",
+    "choose_qparams_per_token.default",
+    "choose_qparams_per_token_asymmetric.default",
     "quantize_per_token.default",
     "dequantize_per_token.default",
     "dequantize_per_channel_group.default",
@@ -161,7 +163,7 @@ def choose_qparams(
 
     PyTorch's kernel reads both numbers, which it does not need to: that they are in order is known.
     """
-    low, high = _range(input, None)
+    low, high = _range(input)
     scale = ((high - low) / float(quant_max - quant_min)).clamp(min=eps)
     zero_point = (quant_min - torch.round(low / scale)).clamp(quant_min, quant_max)
     return scale.reshape(1).double(), zero_point.reshape(1).long()
@@ -171,36 +173,17 @@ def choose_qparams_symmetric(
     input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The same with the zero point in the middle."""
-    low, high = _range(input, None)
+    low, high = _range(input)
     most = torch.maximum(-low, high)
     scale = (most / (float(quant_max - quant_min) / 2)).clamp(min=eps).reshape(1).double()
     middle = 128 if dtype is torch.uint8 else 0
     return scale, torch.full((1,), middle, dtype=torch.int64, device=input.device)
 
 
-def _range(input: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
+def _range(input: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the most element, and 0."""
-    low, high = torch.aminmax(input, dim=dim, keepdim=dim is not None)
+    low, high = torch.aminmax(input)
     return low.clamp(max=0), high.clamp(min=0)
-
-
-def choose_qparams_per_token(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale and zero point 0 of int8 for each row, as the kernel gives them: not in float64."""
-    if dtype is not torch.int8:
-        raise NotImplementedError(f"unsupported dtype in choose_qparams_per_token: {dtype}")
-    most = input.abs().amax(-1, keepdim=True)
-    scale = (most.float() if input.dtype is torch.float16 else most).clamp(min=1e-5) / 127
-    return scale, torch.zeros_like(scale)
-
-
-def choose_qparams_per_token_asymmetric(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale (float64) and zero point (int64) of int8 for each row."""
-    low, high = _range(input, -1)
-    scale = ((high - low) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
-    from_low, from_high = low / scale, high / scale
-    is_low_nearer = from_low - 128 + (from_high + 127) > 0
-    zero_point = torch.where(is_low_nearer, -128 - from_low, 127 - from_high)
-    return scale.double(), zero_point.clamp(-128, 127).round().long()
 
 
 def quantize_groups(
@@ -235,24 +218,16 @@ _RULES: dict[str, Callable[..., Any]] = {
     "dequantize_per_tensor.tensor2": dequantize,
     "choose_qparams.tensor": choose_qparams,
     "choose_qparams_symmetric.tensor": choose_qparams_symmetric,
-    "choose_qparams_per_token.default": choose_qparams_per_token,
-    "choose_qparams_per_token_asymmetric.default": choose_qparams_per_token_asymmetric,
-    "_choose_qparams_per_token_asymmetric_impl.default": choose_qparams_per_token_asymmetric,
     "quantize_per_channel_group.default": quantize_groups,
 }
 
 
 def of_integers() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
     """The operators of ``torch.ops.quantized_decomposed`` that exist by now."""
-    namespace = torch.ops.quantized_decomposed
-    for name in _COMPOSITE:
-        op = _overload(namespace, name)
+    for name in (*_COMPOSITE, *_RULES):
+        op = _overload(torch.ops.quantized_decomposed, name)
         if op is not None:
-            yield op, partial(op._op_dk, _KEY)
-    for name, rule in _RULES.items():
-        op = _overload(namespace, name)
-        if op is not None:
-            yield op, rule
+            yield op, _RULES.get(name) or partial(op._op_dk, _KEY)
 
 
 def _overload(namespace: Any, name: str) -> OpOverload | None:

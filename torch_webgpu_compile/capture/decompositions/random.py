@@ -212,8 +212,8 @@ def bernoulli(self: Tensor) -> Any:
 
 
 @_seeded
-def bernoulli_p(self: Tensor, p: float = 0.5) -> Any:
-    """1 with probability ``p``, else 0, like ``self``."""
+def bernoulli_p(self: Tensor, p: float | Tensor = 0.5) -> Any:
+    """1 with probability ``p``, which broadcasts, else 0, like ``self``."""
     return (_uniform(self.shape, self.device) < p).to(self.dtype)
 
 
@@ -329,14 +329,6 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-@_in_order
-@_seeded
-def random(self: Tensor) -> Any:
-    """Whole numbers from 0 to the largest that the dtype of ``self`` counts to."""
-    return random_from(self, 0, None)
-
-
-@_in_order
 @_seeded
 def random_to(self: Tensor, to: int) -> Any:
     """Whole numbers of [0, to), like ``self``."""
@@ -345,7 +337,7 @@ def random_to(self: Tensor, to: int) -> Any:
 
 @_in_order
 @_seeded
-def random_from(self: Tensor, from_: int, to: int | None = None) -> Any:
+def random_from(self: Tensor, from_: int = 0, to: int | None = None) -> Any:
     """Whole numbers of [from_, to), like ``self``; for None, up to the dtype's largest."""
     high = _largest(self.dtype) + 1 if to is None else to
     if not 0 < high - from_ <= 1 << 63:
@@ -380,17 +372,10 @@ def log_normal(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Any:
     return (_normal(self.shape, self.device, self.dtype) * std + mean).exp().to(self.dtype)
 
 
-@_seeded
-def bernoulli_tensor(self: Tensor, p: Tensor) -> Any:
-    """1 with the probability in ``p``, which broadcasts, else 0, like ``self``."""
-    return (_uniform(self.shape, self.device) < p).to(self.dtype)
-
-
 @_in_order
-def fused_dropout(self: Tensor, p: float, generator: Any = None) -> Any:
+@_seeded
+def fused_dropout(self: Tensor, p: float) -> Any:
     """(self · mask / p, mask as uint8), where ``p`` is the probability to keep an element."""
-    if generator is not None:
-        return NotImplemented
     mask = _uniform(self.shape, self.device) < p
     return torch.where(mask, self * (1.0 / p), 0.0).to(self.dtype), mask.to(torch.uint8)
 
@@ -478,13 +463,13 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.randint.low_generator: randint_low,
     aten.randint_like.default: _like(randint),
     aten.randint_like.low_dtype: _like(randint_low),
-    aten.random.default: random,
+    aten.random.default: random_from,
     aten.random.to: random_to,
     getattr(aten.random, "from"): random_from,
     aten.geometric.default: geometric,
     aten.cauchy.default: cauchy,
     aten.log_normal.default: log_normal,
-    aten.bernoulli.Tensor: bernoulli_tensor,
+    aten.bernoulli.Tensor: bernoulli_p,
     aten._fused_dropout.default: fused_dropout,
     aten.rrelu_with_noise_functional.default: rrelu_with_noise,
     aten.multinomial.default: multinomial,

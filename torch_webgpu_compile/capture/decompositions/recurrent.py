@@ -11,18 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
+
 aten = torch.ops.aten
 
 
-def _opmath(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 def _gates(gates: Tensor, *biases: Tensor | None) -> Tensor:
-    total = _opmath(gates)
+    total = opmath(gates)
     for bias in biases:
         if bias is not None:
-            total = total + _opmath(bias)
+            total = total + opmath(bias)
     return total
 
 
@@ -37,7 +35,7 @@ def lstm_cell(
     gates = _gates(input_gates, input_bias) + _gates(hidden_gates, hidden_bias)
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * _opmath(cx) + i * g
+    cy = f * opmath(cx) + i * g
     results = o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
     h, c, workspace = (result.to(cx.dtype) for result in results)
     return h, c, workspace
@@ -54,17 +52,17 @@ def lstm_cell_backward(
     """``_thnn_fused_lstm_cell_backward_impl``: the gradients by gates, c and bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    i, f, g, o = _opmath(workspace).chunk(4, 1)
+    i, f, g, o = opmath(workspace).chunk(4, 1)
     grad_h = torch.zeros_like(cy) if grad_hy is None else grad_hy
     grad_c = torch.zeros_like(cy) if grad_cy is None else grad_cy
-    t = _opmath(cy).tanh()
-    through = _opmath(grad_h) * o * (1 - t * t) + _opmath(grad_c)
+    t = opmath(cy).tanh()
+    through = opmath(grad_h) * o * (1 - t * t) + opmath(grad_c)
     grad_gates = torch.cat(
         [
             through * g * i * (1 - i),
-            through * _opmath(cx) * f * (1 - f),
+            through * opmath(cx) * f * (1 - f),
             through * i * (1 - g * g),
-            _opmath(grad_h) * t * o * (1 - o),
+            opmath(grad_h) * t * o * (1 - o),
         ],
         1,
     )
@@ -85,15 +83,15 @@ def gru_cell(
     hr, hz, hn = _gates(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
     n = (in_ + r * hn).tanh()
-    h = _opmath(hx)
+    h = opmath(hx)
     workspace = torch.cat([r, z, n, h, hn], 1)
     return (n + z * (h - n)).to(hx.dtype), workspace.to(hx.dtype)
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     """``_thnn_fused_gru_cell_backward``: by input gates, hidden gates, h and the two biases."""
-    r, z, n, h, hn = _opmath(workspace).chunk(5, 1)
-    grad = _opmath(grad_hy)
+    r, z, n, h, hn = opmath(workspace).chunk(5, 1)
+    grad = opmath(grad_hy)
     grad_n = grad * (1 - z) * (1 - n * n)
     grad_z = grad * (h - n) * (1 - z) * z
     grad_r = grad_n * hn * (1 - r) * r

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
 from ...torch_private import suggest_memory_format
 
 aten = torch.ops.aten
@@ -37,10 +39,6 @@ class _Tap:
     inside: Tensor
     weight: Tensor
     slope: Tensor
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _clipped(position: Tensor, slope: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +120,7 @@ def _all_taps(
     input: Tensor, grid: Tensor, mode: int, padding: int, align: bool
 ) -> list[list[_Tap]]:
     space = input.shape[2:]
-    flat = _wide(grid).flatten(1, -2)
+    flat = opmath(grid).flatten(1, -2)
     count = len(space)
     return [_taps(flat[..., count - 1 - k], space[k], mode, padding, align) for k in range(count)]
 
@@ -152,7 +150,7 @@ def grid_sampler_3d(
     if 0 in input.shape or 0 in grid.shape:
         return NotImplemented
     taps = _all_taps(input, grid, interpolation_mode, padding_mode, align_corners)
-    flat = _wide(input).flatten(2)
+    flat = opmath(input).flatten(2)
     channels = input.shape[1]
     total: Tensor | None = None
     for chosen, index, inside in _corners(taps, input.shape[2:]):
@@ -176,7 +174,7 @@ def grid_sampler_backward(
     if 0 in input.shape or 0 in grid.shape:
         return NotImplemented
     taps = _all_taps(input, grid, interpolation_mode, padding_mode, align_corners)
-    grad, flat = _wide(grad_output).flatten(2), _wide(input).flatten(2)
+    grad, flat = opmath(grad_output).flatten(2), opmath(input).flatten(2)
     grad_input = torch.zeros_like(flat)
     slopes: list[Any] = [0] * len(taps)
     for chosen, index, inside in _corners(taps, input.shape[2:]):
@@ -245,21 +243,6 @@ def _weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _both(
-    kind: str,
-    sizes_in: Sequence[int],
-    sizes_out: Sequence[int],
-    align: bool,
-    factors: Sequence[float | None],
-    like: Tensor,
-) -> tuple[Tensor, Tensor]:
-    rows, columns = (
-        _weights(kind, i, o, align, f, like)
-        for i, o, f in zip(sizes_in, sizes_out, factors, strict=True)
-    )
-    return rows, columns
-
-
 def _laid_out_like(source: Tensor, result: Tensor) -> Tensor:
     """``result``, which is contiguous, in the memory format of ``source``."""
     memory_format = suggest_memory_format(source)
@@ -267,46 +250,48 @@ def _laid_out_like(source: Tensor, result: Tensor) -> Tensor:
     return result if is_same else result.clone(memory_format=memory_format)
 
 
-def _rules(kind: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def forward(
-        self: Tensor,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Any:
-        if not self.is_floating_point() or 0 in self.shape:
-            return NotImplemented
-        scales = scales_h, scales_w
-        rows, columns = _both(kind, self.shape[2:], output_size, align_corners, scales, self)
-        result = (rows @ (self.to(rows.dtype) @ columns.mT)).to(self.dtype)
-        return _laid_out_like(self, result)
+def _interpolate(
+    kind: str,
+    self: Tensor,
+    output_size: Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Any:
+    if not self.is_floating_point() or 0 in self.shape:
+        return NotImplemented
+    heights, widths = zip(self.shape[2:], output_size, strict=True)
+    rows = _weights(kind, *heights, align_corners, scales_h, self)
+    columns = _weights(kind, *widths, align_corners, scales_w, self)
+    result = (rows @ (self.to(rows.dtype) @ columns.mT)).to(self.dtype)
+    return _laid_out_like(self, result)
 
-    def backward(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Any:
-        if 0 in grad_output.shape:
-            return NotImplemented
-        scales = scales_h, scales_w
-        rows, columns = _both(kind, input_size[2:], output_size, align_corners, scales, grad_output)
-        result = (rows.mT @ (grad_output.to(rows.dtype) @ columns)).to(grad_output.dtype)
-        # As ATen's kernels for the CPU have it.
-        return result if kind == "bicubic" else _laid_out_like(grad_output, result)
 
-    return forward, backward
+def _interpolate_backward(
+    kind: str,
+    grad_output: Tensor,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Any:
+    if 0 in grad_output.shape:
+        return NotImplemented
+    heights, widths = zip(input_size[2:], output_size, strict=True)
+    rows = _weights(kind, *heights, align_corners, scales_h, grad_output)
+    columns = _weights(kind, *widths, align_corners, scales_w, grad_output)
+    result = (rows.mT @ (grad_output.to(rows.dtype) @ columns)).to(grad_output.dtype)
+    # As ATen's kernels for the CPU have it.
+    return result if kind == "bicubic" else _laid_out_like(grad_output, result)
 
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten.grid_sampler_3d.default: grid_sampler_3d,
     aten.grid_sampler_2d_backward.default: grid_sampler_backward,
     aten.grid_sampler_3d_backward.default: grid_sampler_backward,
+    aten._upsample_bilinear2d_aa.default: partial(_interpolate, "bilinear"),
+    aten._upsample_bilinear2d_aa_backward.default: partial(_interpolate_backward, "bilinear"),
+    aten._upsample_bicubic2d_aa.default: partial(_interpolate, "bicubic"),
+    aten._upsample_bicubic2d_aa_backward.default: partial(_interpolate_backward, "bicubic"),
 }
-for _kind in _FILTERS:
-    _forward, _backward = _rules(_kind)
-    DECOMPOSITIONS[getattr(aten, f"_upsample_{_kind}2d_aa").default] = _forward
-    DECOMPOSITIONS[getattr(aten, f"_upsample_{_kind}2d_aa_backward").default] = _backward

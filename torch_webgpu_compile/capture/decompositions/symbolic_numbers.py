@@ -13,60 +13,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 aten = torch.ops.aten
 
-Number = float | torch.SymFloat
 
+def _where_symbol(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an operator: a formula of its tensors and its number, where that is a symbol."""
 
-def _is_symbol(number: Any) -> bool:
-    return isinstance(number, torch.SymFloat) and not number.node.is_constant()
-
-
-def _with_number(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The overload of ``op`` that takes a number."""
-
-    def rule(x: Tensor, number: Number) -> Any:
-        return op(x, number) if _is_symbol(number) else NotImplemented
+    def rule(*arguments: Any, **number: Any) -> Any:
+        given = *arguments, *number.values()
+        is_symbol = isinstance(given[-1], torch.SymFloat) and not given[-1].node.is_constant()
+        return formula(*given) if is_symbol else NotImplemented
 
     return rule
 
 
-def _with_factor(op: Callable[..., Any]) -> Callable[..., Any]:
-    """``op``, with a factor of its second tensor."""
-
-    def rule(x: Tensor, y: Tensor, *, alpha: Number = 1) -> Any:
-        return op(x, aten.mul.Tensor(y, alpha)) if _is_symbol(alpha) else NotImplemented
-
-    return rule
-
-
-def _added(op: Callable[..., Any]) -> Callable[..., Any]:
-    """``x + op(value · y, z)``"""
-
-    def rule(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Any:
-        if not _is_symbol(value):
-            return NotImplemented
-        return aten.add.Tensor(x, op(aten.mul.Tensor(y, value), z))
-
-    return rule
-
-
-def _lerp(x: Tensor, y: Tensor, weight: Number) -> Any:
-    if not _is_symbol(weight):
-        return NotImplemented
-    return aten.add.Tensor(x, aten.mul.Tensor(aten.sub.Tensor(y, x), weight))
-
-
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: _with_factor(aten.add.Tensor),
-    aten.sub.Tensor: _with_factor(aten.sub.Tensor),
-    aten.add.Scalar: _with_number(aten.add.Tensor),
-    aten.sub.Scalar: _with_number(aten.sub.Tensor),
-    aten.mul.Scalar: _with_number(aten.mul.Tensor),
-    aten.div.Scalar: _with_number(aten.div.Tensor),
-    aten.addcmul.default: _added(aten.mul.Tensor),
-    aten.addcdiv.default: _added(aten.div.Tensor),
-    aten.lerp.Scalar: _lerp,
+add, sub, mul, div = aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    add: lambda x, y, alpha: add(x, mul(y, alpha)),
+    sub: lambda x, y, alpha: sub(x, mul(y, alpha)),
+    aten.add.Scalar: add,
+    aten.sub.Scalar: sub,
+    aten.mul.Scalar: mul,
+    aten.div.Scalar: div,
+    aten.addcmul.default: lambda x, y, z, value: add(x, mul(mul(y, value), z)),
+    aten.addcdiv.default: lambda x, y, z, value: add(x, div(mul(y, value), z)),
+    aten.lerp.Scalar: lambda x, y, weight: add(x, mul(sub(y, x), weight)),
 }
+DECOMPOSITIONS = {op: _where_symbol(formula) for op, formula in _FORMULAS.items()}

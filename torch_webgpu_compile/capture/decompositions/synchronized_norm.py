@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
+
 aten = torch.ops.aten
 
 
@@ -21,18 +23,14 @@ def _others(x: Tensor) -> list[int]:
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.to(torch.float32)
-
-
 def _along(channels: Tensor, x: Tensor) -> Tensor:
     """A tensor (C,), to be broadcast with ``x`` (N, C, …)."""
-    return _wide(channels).view([-1 if dim == 1 else 1 for dim in range(x.dim())])
+    return opmath(channels).view([-1 if dim == 1 else 1 for dim in range(x.dim())])
 
 
 def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and ``1 / sqrt(variance + eps)`` of each channel, the variance without correction."""
-    variance, mean = torch.var_mean(_wide(input), _others(input), correction=0)
+    variance, mean = torch.var_mean(opmath(input), _others(input), correction=0)
     return mean, torch.rsqrt(variance + eps)
 
 
@@ -45,7 +43,7 @@ def batch_norm_elemt(
     eps: float,
 ) -> Tensor:
     """``(input - mean) * invstd * weight + bias``, in the dtype of ``input``."""
-    result = (_wide(input) - _along(mean, input)) * _along(invstd, input)
+    result = (opmath(input) - _along(mean, input)) * _along(invstd, input)
     if weight is not None:
         result = result * _along(weight, input)
     if bias is not None:
@@ -67,9 +65,9 @@ def batch_norm_backward_reduce(
 
     All four are given, whichever are asked for.
     """
-    gradient, others = _wide(grad_out), _others(input)
+    gradient, others = opmath(grad_out), _others(input)
     sums = gradient.sum(others)
-    products = (gradient * (_wide(input) - _along(mean, input))).sum(others)
+    products = (gradient * (opmath(input) - _along(mean, input))).sum(others)
     dtype = input.dtype if weight is None else weight.dtype
     return sums, products, (products * invstd).to(dtype), sums.to(dtype)
 
@@ -87,8 +85,8 @@ def batch_norm_backward_elemt(
     """The gradient of ``input``. ``count``: the number of values of a channel in each process."""
     total = count.sum().to(mean.dtype)
     slope = _along(sum_dy_xmu / total * invstd * invstd, input)
-    centred = _wide(input) - _along(mean, input)
-    result = _wide(grad_out) - _along(sum_dy / total, input) - centred * slope
+    centred = opmath(input) - _along(mean, input)
+    result = opmath(grad_out) - _along(sum_dy / total, input) - centred * slope
     scale = invstd if weight is None else invstd * weight
     return (result * _along(scale, input)).to(input.dtype)
 

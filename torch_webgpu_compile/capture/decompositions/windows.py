@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-
-# Of the cosines of 0, 1, 2, … turns.
-_HAMMING, _BLACKMAN = (0.54, 0.46), (0.42, 0.5, 0.08)
 
 
 def _places(count: Any, keywords: dict[str, Any]) -> Tensor:
@@ -49,9 +47,7 @@ def _cosines(place: Tensor, steps: int, factors: tuple[float, ...]) -> Tensor:
     return total
 
 
-def _hamming(
-    place: Tensor, steps: int, alpha: float = _HAMMING[0], beta: float = _HAMMING[1]
-) -> Tensor:
+def _hamming(place: Tensor, steps: int, alpha: float = 0.54, beta: float = 0.46) -> Tensor:
     return _cosines(place, steps, (alpha, beta))
 
 
@@ -69,31 +65,28 @@ def _kaiser(place: Tensor, steps: int, beta: float = 12.0) -> Tensor:
     return found
 
 
-def fftfreq(n: int, d: float = 1.0, **keywords: Any) -> Any:
-    """0, 1, …, then the negative ones up to -1, of n places in all, over n · d."""
+def frequencies(is_real: bool, n: int, d: float = 1.0, **keywords: Any) -> Any:
+    """0, 1, …, then the negative ones up to -1, of n places in all, over n · d.
+
+    ``is_real``: 0, 1, …, n // 2.
+    """
     dtype = keywords.get("dtype") or torch.get_default_dtype()
     if n < 1 or not dtype.is_floating_point:
         return NotImplemented
-    place = _places(n, keywords)
-    return (torch.where(place < (n + 1) // 2, place, place - n) * (1.0 / (n * d))).to(dtype)
-
-
-def rfftfreq(n: int, d: float = 1.0, **keywords: Any) -> Any:
-    """0, 1, …, n // 2, over n · d."""
-    dtype = keywords.get("dtype") or torch.get_default_dtype()
-    if n < 1 or not dtype.is_floating_point:
-        return NotImplemented
-    return (_places(n // 2 + 1, keywords) * (1.0 / (n * d))).to(dtype)
+    place = _places(n // 2 + 1 if is_real else n, keywords)
+    if not is_real:
+        place = torch.where(place < (n + 1) // 2, place, place - n)
+    return (place * (1.0 / (n * d))).to(dtype)
 
 
 DECOMPOSITIONS: dict[Any, Any] = {
-    aten.fft_fftfreq.default: fftfreq,
-    aten.fft_rfftfreq.default: rfftfreq,
+    aten.fft_fftfreq.default: partial(frequencies, False),
+    aten.fft_rfftfreq.default: partial(frequencies, True),
 }
 for _packet, _rule in (
     (aten.hamming_window, _hamming),
     (aten.hann_window, lambda place, steps: _cosines(place, steps, (0.5, 0.5))),
-    (aten.blackman_window, lambda place, steps: _cosines(place, steps, _BLACKMAN)),
+    (aten.blackman_window, lambda place, steps: _cosines(place, steps, (0.42, 0.5, 0.08))),
     (aten.bartlett_window, _bartlett),
     (aten.kaiser_window, _kaiser),
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -119,18 +119,6 @@ def as_written(value: Any, spec: TensorSpec) -> Any:
 def overlap(specs: Sequence[TensorSpec]) -> bool:
     """Whether any two of the tensors lie in the same memory."""
     return len({spec.memory for spec in specs}) < len(specs)
-
-
-def exact_match(leaves: Sequence[Any], mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
-    """Whether other leaves are the same, but for which of them share memory."""
-    wanted = [key_of(leaf) for leaf in leaves]
-
-    def accepts(others: Sequence[Any]) -> bool:
-        if len(others) != len(wanted) or [key_of(leaf) for leaf in others] != wanted:
-            return False
-        return not overlap([others[k] for k in mutated])
-
-    return accepts
 
 
 def key_of(leaf: Any) -> Any:

@@ -49,7 +49,7 @@ from .arguments import (
     without_placement,
 )
 from .calls import CapturedCall, Constant, Output, Result, ResultArgument, TensorSpec
-from .inputs import LaneInputs, Sizes, StaticInputs, SymbolicInputs
+from .inputs import Inputs, LaneInputs, Sizes
 from .memory_formats import laid_out
 from .numbers import LeafNumber, LeafNumbers, expressions_of
 from .rewrites import REWRITES
@@ -150,13 +150,9 @@ def capture(
         held_in: the dtype of numbers; by default what the leaves need.
     """
     symbolic = sizes is not None or bool(chosen) or bool(length)
-    inputs: StaticInputs | SymbolicInputs
     try:
         with clean_dispatch(symbolic=symbolic):
-            if length:
-                inputs = LaneInputs(leaves, chosen, length)
-            else:
-                inputs = SymbolicInputs(leaves, chosen, sizes) if symbolic else StaticInputs(leaves)
+            inputs = LaneInputs(leaves, chosen, length) if length else Inputs(leaves, chosen, sizes)
             traced = _trace(traceable, leaves, inputs, native)
             held_in = held_in or number_dtype(leaves)
             return _call(traceable, leaves, inputs, traced, native, held_in)
@@ -184,7 +180,7 @@ def _short(op: OpOverload) -> str:
 def _trace(
     traceable: Traceable,
     leaves: Sequence[Any],
-    inputs: StaticInputs | SymbolicInputs,
+    inputs: Inputs,
     native: frozenset[OpOverload],
 ) -> Traced:
     filled = [as_traced(leaf) for leaf in leaves]
@@ -204,7 +200,7 @@ def _trace(
 def _call(
     traceable: Traceable,
     leaves: Sequence[Any],
-    inputs: StaticInputs | SymbolicInputs,
+    inputs: Inputs,
     traced: Traced,
     native: frozenset[OpOverload],
     held_in: torch.dtype,
@@ -233,7 +229,7 @@ def _call(
 
 
 def _take_numbers(
-    graph: torch.fx.Graph, inputs: StaticInputs | SymbolicInputs, dtype: torch.dtype
+    graph: torch.fx.Graph, inputs: Inputs, dtype: torch.dtype
 ) -> tuple[dict[str, tuple[int, int]], LeafNumbers | None]:
     """Adds an argument with the numbers that the graph reads; where each of them is, by expression.
 

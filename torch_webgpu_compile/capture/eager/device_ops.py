@@ -21,33 +21,11 @@ from ..decompositions import random
 
 aten = torch.ops.aten
 
-Size = Sequence[int | torch.SymInt]
 
-
-def convolution(*arguments: Any) -> Tensor:
-    """``convolution_overrideable``."""
-    result: Tensor = aten.convolution.default(*arguments)
-    return result
-
-
-def convolution_backward(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: Size,
-    padding: Size,
-    dilation: Size,
-    transposed: bool,
-    output_padding: Size,
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Any:
-    """``convolution_backward_overrideable``."""
-    bias_sizes = [grad.shape[1]] if output_mask[2] else None
-    geometry = stride, padding, dilation, transposed, output_padding, groups
-    return aten.convolution_backward.default(
-        grad, input, weight, bias_sizes, *geometry, output_mask
-    )
+def convolution_backward(grad: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """``convolution_backward_overrideable``; the last argument says which gradients are wanted."""
+    bias_sizes = [grad.shape[1]] if rest[-1][2] else None
+    return aten.convolution_backward.default(grad, input, weight, bias_sizes, *rest)
 
 
 def attention(
@@ -111,7 +89,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
-    aten.convolution_overrideable.default: convolution,
+    aten.convolution_overrideable.default: aten.convolution.default,
     aten.convolution_backward_overrideable.default: convolution_backward,
     aten._scaled_dot_product_fused_attention_overrideable.default: attention,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: attention_backward,

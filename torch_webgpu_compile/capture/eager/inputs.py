@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,42 +28,14 @@ from ...torch_private import (
     ValueRanges,
     int_oo,
 )
-from .arguments import MAX_INT, exact_match, key_of, overlap
+from .arguments import MAX_INT, key_of, overlap
 from .calls import TensorSpec
 
 _CPU = torch.device("cpu")
 
 Int = int | torch.SymInt
 
-
-class StaticInputs:
-    """Inputs with the sizes that the leaves have.
-
-    Attributes:
-        mode: the mode of the fake tensors.
-        leaves: which leaf each placeholder is.
-        values: a fake tensor per placeholder.
-        offsets: by placeholder, where not 0.
-        numbers: symbolic numbers by leaf: none.
-    """
-
-    def __init__(self, leaves: Sequence[Any]) -> None:
-        self._all = leaves
-        self.mode = FakeTensorMode()
-        self.leaves = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec))
-        specs = [leaves[k] for k in self.leaves]
-        self.values: list[Any] = [
-            _fake(self.mode, spec.dtype, spec.sizes, spec.strides) for spec in specs
-        ]
-        self.offsets: dict[int, Int] = {k: s.offset for k, s in enumerate(specs) if s.offset}
-        self.numbers: dict[int, torch.SymFloat] = {}
-
-    free_numbers: frozenset[int] = frozenset()
-    leaf_symbols: Mapping[str, int] = MappingProxyType({})
-
-    def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
-        """Whether other leaves are equal; see `exact_match`."""
-        return exact_match(self._all, mutated)
+_LISTS = ("sizes", "strides")  # of a `TensorSpec`
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +47,9 @@ class _LeafSource:
     dim: int | None = None
 
     def read(self, leaves: Sequence[Any]) -> Any:
-        value = leaves[self.leaf]
+        return self.of(leaves[self.leaf])
+
+    def of(self, value: Any) -> Any:
         if self.field:
             value = getattr(value, self.field)
         return value if self.dim is None else value[self.dim]
@@ -102,11 +75,15 @@ class Sizes:
     alike: Mapping[int, int] = field(default_factory=dict)
 
 
-class SymbolicInputs:
-    """Inputs with symbols.
+class Inputs:
+    """Inputs, with symbols in place of some sizes and numbers.
 
-    Attributes: those of `StaticInputs`. A placeholder is a fake tensor or a SymInt; ``numbers`` are
-    SymFloats, which have no placeholder of their own.
+    Attributes:
+        mode: the mode of the fake tensors.
+        leaves: which leaf each placeholder is.
+        values: a fake tensor or a SymInt per placeholder.
+        offsets: by placeholder, where not 0.
+        numbers: symbolic numbers by leaf, which have no placeholder of their own.
     """
 
     def __init__(
@@ -126,9 +103,11 @@ class SymbolicInputs:
         self._all = leaves
         self._chosen = chosen
         self._sizes = sizes
-        self._env = ShapeEnv(
-            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
-        )
+        self._env: Any = None
+        if sizes is not None or chosen:  # it takes longer to make than all the rest
+            self._env = ShapeEnv(
+                allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
+            )
         self.mode = FakeTensorMode(shape_env=self._env)
         if sizes is not None:
             self.mode.cache_enabled = False  # it doubles the time of a call that is traced once
@@ -141,7 +120,8 @@ class SymbolicInputs:
         self._taken = taken = list[int]()
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, TensorSpec):
-                self.offsets[len(taken)] = self._offset(leaf.offset, k)
+                if leaf.offset:
+                    self.offsets[len(taken)] = self._offset(leaf.offset, k)
                 self.values.append(self._tensor(leaf, k))
                 taken.append(k)
             elif k in chosen and type(leaf) is int:
@@ -209,9 +189,9 @@ class SymbolicInputs:
         return made
 
     def _tensor(self, spec: TensorSpec, leaf: int) -> FakeTensor:
-        if 0 in spec.sizes:
+        if self._sizes is None or 0 in spec.sizes:
             return _fake(self.mode, spec.dtype, spec.sizes, spec.strides)
-        first = leaf if self._sizes is None else self._sizes.alike.get(leaf, leaf)
+        first = self._sizes.alike.get(leaf, leaf)
         if first != leaf:
             return self._like(self.values[self._taken.index(first)], spec, leaf)
         sizes = [
@@ -221,7 +201,7 @@ class SymbolicInputs:
 
     def _like(self, first: FakeTensor, spec: TensorSpec, leaf: int) -> FakeTensor:
         """A tensor of another one's sizes and strides, symbols or not."""
-        for name, values in (("sizes", first.shape), ("strides", first.stride())):
+        for name, values in zip(_LISTS, (first.shape, first.stride()), strict=True):
             for dim, value in enumerate(values):
                 if isinstance(value, torch.SymInt):
                     self._derived.append((_LeafSource(leaf, name, dim), value))
@@ -254,10 +234,14 @@ class SymbolicInputs:
     # ---- guards
 
     @property
+    def _guards(self) -> Sequence[Any]:
+        return () if self._env is None else self._env.guards
+
+    @property
     def free_numbers(self) -> frozenset[int]:
         """The leaves with symbolic numbers of which the trace assumes nothing: any will do."""
         # By name: a symbol that was compared with a constant has that constant as its expression.
-        assumed = {str(s) for guard in self._env.guards for s in guard.expr.free_symbols}
+        assumed = {str(s) for guard in self._guards for s in guard.expr.free_symbols}
         places = {place.leaf for name, place in self._symbols.items() if name not in assumed}
         return frozenset(k for k in places & self.numbers.keys() if not self._chosen[k])
 
@@ -289,7 +273,7 @@ class SymbolicInputs:
         """The guards, and the strides that follow from sizes, as functions of the symbols."""
         printer = PythonPrinter()
         names = ", ".join(self._symbols)
-        guards = [f"({printer.doprint(guard.expr)})" for guard in self._env.guards]
+        guards = [f"({printer.doprint(guard.expr)})" for guard in self._guards]
         strides = [printer.doprint(stride.node.expr) for _, stride in self._derived]
         scope = {"math": math, "torch": torch}
         condition = eval(f"lambda {names}: {' and '.join(guards) or 'True'}", scope)
@@ -298,36 +282,38 @@ class SymbolicInputs:
     def _constants(self, leaf: int) -> Callable[[Any], bool]:
         """Whether another leaf agrees with what is not a symbol in one of ours."""
         own = self._all[leaf]
-        if leaf in self.numbers or leaf in {p.leaf for p in self._symbols.values() if not p.field}:
+        places = (*self._symbols.values(), *(place for place, _ in self._derived))
+        symbolic = {place for place in places if place.leaf == leaf}
+        if _LeafSource(leaf) in symbolic:
             kind, special = type(own), self._chosen[leaf]
             return lambda other: type(other) is kind and other not in special
-        if not isinstance(own, TensorSpec):
+        if not symbolic:
             wanted = key_of(own)
             return lambda other: bool(key_of(other) == wanted)
-        known = {p for p in self._symbols.values() if p.leaf == leaf}
-        known |= {place for place, _ in self._derived if place.leaf == leaf}
-        fixed = _fixed(own, leaf, known)
         rank, elements = len(own.sizes), (own.dtype, own.conj, own.neg)
+        parts = [_LeafSource(leaf, name, dim) for name in _LISTS for dim in range(rank)]
+        parts.append(_LeafSource(leaf, "offset"))
+        fixed = [(place, place.of(own)) for place in parts if place not in symbolic]
 
         def agrees(other: Any) -> bool:
             return (
                 isinstance(other, TensorSpec)
                 and (other.dtype, other.conj, other.neg) == elements
                 and len(other.sizes) == rank
-                and all(place_read(other) == value for place_read, value in fixed)
+                and all(place.of(other) == value for place, value in fixed)
             )
 
         return agrees
 
 
-class LaneInputs(SymbolicInputs):
+class LaneInputs(Inputs):
     """Inputs of which many have one first size, which is a symbol; the other sizes are constants.
 
     Offsets are symbols where they are not 0. What the trace assumes of the symbol is for every
     value above 1.
 
     Args:
-        leaves, chosen: see `SymbolicInputs`.
+        leaves, chosen: see `Inputs`.
         length: that size.
     """
 
@@ -339,7 +325,7 @@ class LaneInputs(SymbolicInputs):
         super().__init__(leaves, chosen, Sizes())
 
     def _offset(self, value: int, leaf: int) -> Int:
-        return self._symbol(value, _LeafSource(leaf, "offset")) if value else 0
+        return self._symbol(value, _LeafSource(leaf, "offset"))
 
     def _size(self, value: int, place: _LeafSource) -> Int:
         if (place.field, place.dim, value) != ("sizes", 0, self._length):
@@ -355,27 +341,9 @@ class LaneInputs(SymbolicInputs):
             UnsupportedOp: the trace assumed something of the size.
         """
         names = {name for name, place in self._symbols.items() if place.field}
-        if any(str(s) in names for guard in self._env.guards for s in guard.expr.free_symbols):
+        if any(str(s) in names for guard in self._guards for s in guard.expr.free_symbols):
             raise UnsupportedOp("a call on lists", "it depends on the size", "give it")
         return lambda leaves: True
-
-
-def _fixed(
-    spec: TensorSpec, leaf: int, symbolic: set[_LeafSource]
-) -> list[tuple[Callable[[TensorSpec], int], int]]:
-    """(how to read it, value) of each size, stride and offset that is a constant."""
-    places = [_LeafSource(leaf, "offset")]
-    for dim in range(len(spec.sizes)):
-        places += [_LeafSource(leaf, "sizes", dim), _LeafSource(leaf, "strides", dim)]
-    readers = [_reader(place) for place in places if place not in symbolic]
-    return [(read, read(spec)) for read in readers]
-
-
-def _reader(place: _LeafSource) -> Callable[[TensorSpec], int]:
-    field, dim = place.field, place.dim
-    if dim is None:
-        return lambda spec: int(getattr(spec, field))
-    return lambda spec: int(getattr(spec, field)[dim])
 
 
 def _reader_of(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_ops.dtypes import opmath
 from ...torch_private import OpOverload
 from ..attention.operators import attention
 from ..decompositions import fused_optimizers
-from ..decompositions.fused_optimizers import wide
 from ..tracing import call_with_symbols
 
 aten = torch.ops.aten
@@ -118,7 +118,7 @@ def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor) -> None:
     for grad in grads:
         infinite = (~torch.isfinite(grad)).any().to(found_inf.dtype)
         found_inf.copy_(torch.maximum(found_inf, infinite))
-        grad.copy_((wide(grad) * inv_scale).reshape(grad.shape))
+        grad.copy_((opmath(grad) * inv_scale).reshape(grad.shape))
 
 
 def update_scale(

@@ -54,6 +54,14 @@ class SequenceCall:
     made: int
 
 
+@dataclass(frozen=True, slots=True)
+class Local:
+    """An argument in a lane: number ``position`` of one of its lists, see `Lane.kinds`."""
+
+    kind: str
+    position: int
+
+
 @dataclass(frozen=True)
 class Lane:
     """What a sequence does to entries that belong together.
@@ -63,7 +71,8 @@ class Lane:
         shared: the leaves with tensors that other lanes read, too.
         shared_numbers, own_numbers: the leaves with floats.
         made: which tensors of the sequence are those that its calls return, in their order.
-        calls: each with the positions at which the lists have its entries.
+        calls: operators, their arguments and keywords, with a `Local` in place of tensors and
+            floats, and lists of one entry.
     """
 
     own: tuple[int, ...]
@@ -71,12 +80,22 @@ class Lane:
     shared_numbers: tuple[int, ...]
     own_numbers: tuple[int, ...]
     made: tuple[int, ...]
-    calls: tuple[tuple[SequenceCall, int], ...]
+    calls: tuple[tuple[OpOverload, list[Any], dict[str, Any]], ...]
 
     @property
     def leaves(self) -> tuple[int, ...]:
         """The leaves, in the order in which a graph of the lane has them."""
         return self.own + self.shared + self.shared_numbers + self.own_numbers
+
+    def position(self, local: Local) -> int:
+        """Where an argument is among the leaves; of a made tensor, among those."""
+        if local.kind == "made":
+            return local.position
+        before = _KINDS[: _KINDS.index(local.kind)]
+        return sum(len(getattr(self, kind)) for kind in before) + local.position
+
+
+_KINDS = ("own", "shared", "shared_numbers", "own_numbers", "made")  # the lists of a lane
 
 
 # ---- which entries belong together
@@ -91,13 +110,12 @@ def divide(calls: Sequence[SequenceCall], leaves: Sequence[Any]) -> dict[Any, li
     Raises:
         UnsupportedOp: a call does not treat its lists entry by entry.
     """
-    lists = [_Lists(call, leaves) for call in calls]
-    written = {place for found in lists for place in found.written()}
-    union = _Union()
     first = count()
+    lists = [_Lists(call, leaves, [~next(first) for _ in range(call.made)]) for call in calls]
+    written = {place for found in lists for place in found.written}
+    union = _Union()
     for found in lists:
-        found.made = [~next(first) for _ in range(found.call.made)]
-        if not written.isdisjoint(found.shared) or any(place < 0 for place in found.shared):
+        if any(place < 0 or place in written for place in found.shared):
             raise UnsupportedOp(
                 str(found.call.op), "it changes a tensor of all entries", "call it alone"
             )
@@ -109,7 +127,7 @@ def divide(calls: Sequence[SequenceCall], leaves: Sequence[Any]) -> dict[Any, li
         for entry in range(found.length):
             owned = next((p for p in found.tensors(entry) if p < 0 or p in written), None)
             lane = _ALONE - len(builders) if owned is None else union.root(owned)
-            builders.setdefault(lane, _Builder()).add(found, entry)
+            builders.setdefault(lane, _Builder(leaves)).add(found, entry)
     lanes: dict[Any, list[Lane]] = {}
     for builder in builders.values():
         lanes.setdefault(builder.key(), []).append(builder.lane())
@@ -120,75 +138,54 @@ _ALONE = -(1 << 40)  # no place of a tensor
 
 
 class _Lists:
-    """The lists among the arguments of a call.
+    """The lists among the arguments of a call. Places of made tensors are ``~position``.
 
     Attributes:
         length: of all of them.
-        shared: tensors that are no entries; made ones are ``~position``, here as everywhere.
-        constants: all that is neither a list's nor a tensor nor a float.
-        made: what the call returns.
+        made: the places of what the call returns.
+        shared: those of tensors that are no entries.
+        written: those of all tensors that the call changes.
     """
 
-    def __init__(self, call: SequenceCall, leaves: Sequence[Any]) -> None:
+    def __init__(self, call: SequenceCall, leaves: Sequence[Any], made: Sequence[int]) -> None:
         self.call = call
-        self.shared: list[int] = []
-        self.shared_numbers: list[int] = []
-        self.made: list[int] = []
-        self._columns: list[list[Any]] = []
-        self._written: list[list[Any]] = []
-        constants: list[Any] = [call.op, tuple(call.kwargs)]
+        self.made = made
         arguments = call.op._schema.arguments
         writes = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
         names = [a.name for a in arguments]
+        self._columns: list[list[int | None]] = []
+        self.shared: list[int] = []
+        self.written: list[int] = []
         for name, value in (*zip(names, call.args, strict=False), *call.kwargs.items()):
-            if isinstance(value, (list, tuple)) and value:
-                column = [_place(entry) for entry in value]
-                self._columns.append(column)
-                constants.append(list)
-                if name in writes:
-                    self._written.append(column)
-            elif isinstance(value, Leaf) and type(leaves[value.position]) is float:
-                self.shared_numbers.append(value.position)
-                constants.append(float)
-            elif isinstance(value, (Leaf, Made)):
-                self.shared.append(_place(value))
-                constants.append(Leaf)
-                if name in writes:
-                    self._written.append([_place(value)])
+            is_list = _is_list(value)
+            found = [_place(x, leaves) for x in (value if is_list else [value])]
+            places = [place for place in found if place is not None]
+            if is_list:
+                self._columns.append(found)
             else:
-                constants.append((type(value), value if value != [] else ()))
+                self.shared += places
+            self.written += places if name in writes else ()
         lengths = {len(column) for column in self._columns}
-        self.length = len(self._columns[0]) if self._columns else 0
+        self.length = max(lengths, default=0)
         if len(lengths) != 1 or call.made not in (0, self.length):
             raise UnsupportedOp(str(call.op), "its lists differ in length", "call it alone")
-        self._is_number = [
-            type(column[0]) is int and column[0] >= 0 and type(leaves[column[0]]) is float
-            for column in self._columns
-        ]
-        self.constants = tuple(constants)
-
-    def written(self) -> Iterator[int]:
-        """All tensors that the call changes."""
-        for column in self._written:
-            yield from column
 
     def tensors(self, entry: int) -> list[int]:
         """The tensors of one entry, what is returned among them."""
-        columns = zip(self._columns, self._is_number, strict=True)
-        found = [c[entry] for c, is_number in columns if not is_number]
-        return [*(p for p in found if type(p) is int), *(self.made[entry : entry + 1])]
-
-    def entries(self, entry: int) -> Iterator[tuple[Any, bool]]:
-        """(place or constant, whether it is a float leaf) of each list at one entry."""
-        for column, number in zip(self._columns, self._is_number, strict=True):
-            yield column[entry], number
+        found = (column[entry] for column in self._columns)
+        return [*(p for p in found if p is not None), *self.made[entry : entry + 1]]
 
 
-def _place(value: Any) -> Any:
-    """A leaf's position, that of a made tensor as ``~position``, or a constant."""
-    if isinstance(value, Leaf):
-        return value.position
-    return ~value.position if isinstance(value, Made) else (type(value), value)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value)
+
+
+def _place(value: Any, leaves: Sequence[Any]) -> int | None:
+    """That of a tensor: a leaf's position, or ``~position`` of a made one; None of all else."""
+    if isinstance(value, Made):
+        return ~value.position
+    is_tensor = isinstance(value, Leaf) and type(leaves[value.position]) is not float
+    return value.position if is_tensor else None
 
 
 class _Union:
@@ -210,50 +207,58 @@ class _Union:
             self._parent[self.root(place)] = self.root(first)
 
 
-_KINDS = ("own", "shared", "all", "each", "made")  # the fields of a lane, in their order
-
-
 class _Builder:
     """A lane that is put together."""
 
-    def __init__(self) -> None:
-        self._key: list[Any] = []
-        self._local: dict[int, tuple[str, int]] = {}
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._leaves = leaves
+        self._local: dict[int, Local] = {}
         self._found: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-        self._calls: list[tuple[SequenceCall, int]] = []
+        self._calls: list[tuple[OpOverload, list[Any], dict[str, Any]]] = []
 
     def add(self, lists: _Lists, entry: int) -> None:
         """Adds what a call does to one entry."""
-        key: list[Any] = [lists.constants]
-        key += [self._number_of(place, "shared") for place in lists.shared]
-        key += [self._number_of(place, "all") for place in lists.shared_numbers]
-        for place, is_number in lists.entries(entry):
-            if type(place) is int:
-                key.append(self._number_of(place, "each" if is_number else "own"))
-            else:
-                key.append(place)
-        if lists.made:
-            key.append(self._number_of(lists.made[entry], "made"))
-        self._key.append(tuple(key))
-        self._calls.append((lists.call, entry))
 
-    def _number_of(self, place: int, kind: str) -> tuple[str, int]:
-        kind = "made" if place < 0 else kind
+        def local(value: Any) -> Any:
+            if _is_list(value):
+                return [self._local_of(value[entry], "own")]
+            return self._local_of(value, "shared")
+
+        call = lists.call
+        args, kwargs = [local(x) for x in call.args], {n: local(x) for n, x in call.kwargs.items()}
+        self._calls.append((call.op, args, kwargs))
+        for place in lists.made[entry : entry + 1]:
+            self._numbered(place, "made")
+
+    def _local_of(self, value: Any, kind: str) -> Any:
+        place = _place(value, self._leaves)
+        if place is None and isinstance(value, Leaf):
+            return self._numbered(value.position, f"{kind}_numbers")
+        return value if place is None else self._numbered(place, kind if place >= 0 else "made")
+
+    def _numbered(self, place: int, kind: str) -> Local:
         found = self._local.get(place)
         if found is None:
-            numbers = self._found[kind]
-            found = self._local[place] = kind, len(numbers)
-            numbers.append(place if place >= 0 else ~place)
+            places = self._found[kind]
+            found = self._local[place] = Local(kind, len(places))
+            places.append(place if place >= 0 else ~place)
         return found
 
     def key(self) -> Any:
         """Equal for lanes that do the same, apart from what their tensors are like."""
-        return tuple(self._key)
+        return tuple(
+            (op, _key(args), _key(list(kwargs.items()))) for op, args, kwargs in self._calls
+        )
 
     def lane(self) -> Lane:
         """The lane."""
         own, shared, of_all, of_each, made = (tuple(self._found[kind]) for kind in _KINDS)
         return Lane(own, shared, of_all, of_each, made, tuple(self._calls))
+
+
+def _key(value: Any) -> Any:
+    """A nested argument as what has a hash, in which 1, 1.0 and True differ."""
+    return (list, *map(_key, value)) if isinstance(value, (list, tuple)) else (type(value), value)
 
 
 # ---- what they compute
@@ -337,35 +342,21 @@ def capture_lane(
     Raises:
         UnsupportedOp: the calls cannot be traced.
     """
-    places = {place: k for k, place in enumerate(lane.leaves)}
-    made_places = {place: k for k, place in enumerate(lane.made)}
-    numbers = lane.leaves[len(layout.specs) :]
-    own = [*layout.specs, *(leaves[place] for place in numbers)]
-
-    def local(value: Any, entry: int) -> Any:
-        if isinstance(value, (list, tuple)) and value:
-            return [local(value[entry], entry)]
-        if isinstance(value, Leaf):
-            return Leaf(places[value.position])
-        return Made(made_places[value.position]) if isinstance(value, Made) else value
-
-    calls = [
-        (c.op, [local(v, k) for v in c.args], {n: local(v, k) for n, v in c.kwargs.items()})
-        for c, k in lane.calls
-    ]
+    calls = lane.calls
+    own = [*layout.specs, *(leaves[place] for place in lane.leaves[len(layout.specs) :])]
     chosen: dict[int, frozenset[float]] = {}
     for op, args, kwargs in calls:
-        for leaf, others in _symbols(op, (args, kwargs), own, layout.made).items():
-            chosen[leaf] = chosen.get(leaf, others) | others
+        places = tree_leaves((args, kwargs))
+        described = given, named = _filled((args, kwargs), lane, own, layout.made)
+        for k, others in symbolic_leaves(op, given, named, tree_leaves(described)).items():
+            if isinstance(places[k], Local) and type(own[lane.position(places[k])]) is float:
+                leaf = lane.position(places[k])
+                chosen[leaf] = chosen.get(leaf, others) | others
 
     def apply(filled: Sequence[Any]) -> list[Any]:
         made: list[Any] = []
-
-        def value_of(place: Leaf | Made) -> Any:
-            return (filled if isinstance(place, Leaf) else made)[place.position]
-
         for op, args, kwargs in calls:
-            made += apply_op(op, *tree_map_only((Leaf, Made), value_of, (args, kwargs))) or ()
+            made += apply_op(op, *_filled((args, kwargs), lane, filled, made)) or ()
         return [made[position] for position in wanted]
 
     first, last = calls[0][0], calls[-1][0]
@@ -376,19 +367,10 @@ def capture_lane(
     return capture(traceable, own, chosen, native, length=layout.length, held_in=held_in)
 
 
-def _symbols(
-    op: OpOverload, given: Any, leaves: Sequence[Any], made: Sequence[TensorSpec]
-) -> dict[int, frozenset[float]]:
-    """The leaves whose numbers may be any to a call, but for some values."""
-    places = tree_leaves(given)
+def _filled(tree: Any, lane: Lane, leaves: Sequence[Any], made: Sequence[Any]) -> Any:
+    """Arguments in a lane with values in place of each `Local`."""
 
-    def described(place: Leaf | Made) -> Any:
-        return (leaves if isinstance(place, Leaf) else made)[place.position]
+    def value_of(local: Local) -> Any:
+        return (made if local.kind == "made" else leaves)[lane.position(local)]
 
-    args, kwargs = tree_map_only((Leaf, Made), described, given)
-    found = symbolic_leaves(op, args, kwargs, tree_leaves((args, kwargs)))
-    return {
-        places[k].position: others
-        for k, others in found.items()
-        if isinstance(places[k], Leaf) and type(leaves[places[k].position]) is float
-    }
+    return tree_map_only(Local, value_of, tree)

@@ -21,6 +21,7 @@ from ...torch_private import (
     _set_mkldnn_enabled,
     _transformer_encoder_layer_fwd,
     scaled_dot_product_attention,
+    sdpa_dense_backward,
 )
 from ..attention import flex, matching, operators
 
@@ -125,7 +126,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     _transformer_encoder_layer_fwd: operators.transformer_encoder_layer,
     torch.ops.aten._transformer_encoder_layer_fwd.default: operators.transformer_encoder_layer,
     torch.ops.higher_order.flex_attention: flex.flex_attention,
-    torch.ops.higher_order.flex_attention_backward: flex.flex_attention_backward,
+    torch.ops.higher_order.flex_attention_backward: sdpa_dense_backward,  # called by name
     _lstm: lstm,
     torch.lstm: lstm,
 }
