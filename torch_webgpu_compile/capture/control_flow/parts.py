@@ -46,6 +46,7 @@ from ...torch_private import (
     tree_map_only,
 )
 from ..fx_graphs import attribute_of, fake_mode_of
+from ..tracing import Recorder, Rules, clean_dispatch
 from .calls import (
     READS,
     acts,
@@ -110,6 +111,7 @@ def divide(
     calls: Collection[Node],
     static: frozenset[int],
     host_numbers: HostNumbers,
+    rules: Rules,
 ) -> Divided:
     """Divides a graph.
 
@@ -119,11 +121,12 @@ def divide(
         calls: what divides it.
         static: positions of the arguments that are parameters or buffers.
         host_numbers: finds the integers that parts are given.
+        rules: as for `tracing.trace`, of what is added.
 
     Raises:
         UnsupportedOp: a step of another kind would be needed.
     """
-    return _Division(module, name, calls, static, host_numbers).run()
+    return _Division(module, name, calls, static, host_numbers, rules).run()
 
 
 class _Division:
@@ -134,6 +137,7 @@ class _Division:
         calls: Collection[Node],
         static: frozenset[int],
         host_numbers: HostNumbers,
+        rules: Rules,
     ) -> None:
         self._module, self._name, self._calls = module, name, calls
         self._host_numbers = host_numbers
@@ -141,6 +145,8 @@ class _Division:
         self._static = {node for k, node in enumerate(self._arguments) if k in static}
         self._mode = fake_mode_of(module.graph)
         self._tokens = tokens_of(module.graph)
+        self._recorder = Recorder(rules)
+        self._recorder.graph = module.graph
         self._names: dict[Node, str] = {}
         self._numbers: dict[Any, str] = {}  # that `Compute` names, by value
         self._known: set[str] = set()  # symbols
@@ -251,16 +257,36 @@ class _Division:
             self._steps.append(Compute(name, value))
         return self._numbers[value]
 
-    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
-        """One more node, of the part that is closed next."""
-        with self._module.graph.inserting_before(self._module.graph.output_node()):
-            node = self._module.graph.create_node("call_function", operation)
-        node.args, node.kwargs = args, kwargs  # FX warns of symbols in new nodes
-        given = tree_map_only(Node, self._fake, args)
-        with self._mode or nullcontext():
-            node.meta["val"] = operation(*given, **kwargs)
-        self._pending.append(node)
-        return node
+    def emit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function of tensors; what it calls are nodes of the part that is closed next.
+
+        Args:
+            args: with nodes in place of tensors. So is what it gives.
+        """
+        return tree_map_only(Tensor, self._recorder.node_of, self._made(function, *args, **kwargs))
+
+    def _made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same, but for the tensors that it gives, which are fake ones."""
+        graph, output = self._module.graph, self._module.graph.output_node()
+        last, given = output.prev, tree_map_only(Node, self._taken, args)
+        is_symbolic = self._mode is not None and self._mode.shape_env is not None
+        with (
+            clean_dispatch(symbolic=is_symbolic),
+            self._mode or nullcontext(),
+            graph.inserting_before(output),
+            self._recorder,
+        ):
+            made = function(*given, **kwargs)
+        while (last := last.next) is not output:
+            self._pending.append(last)
+        return made
+
+    def _taken(self, node: Node) -> Any:
+        """What the recorder has in the place of a node."""
+        value = self._fake(node)
+        if isinstance(value, Tensor):
+            self._recorder.know(value, node)
+        return value
 
     def _fake(self, node: Node) -> Any:
         if node.op != "get_attr":
@@ -279,7 +305,8 @@ class _Division:
         if target is with_effects:
             _, target, *rest = args
             args = tuple(rest)
-        choice = CHOICES[target](self, *args, **node.kwargs) if target in CHOICES else None
+        choose = CHOICES.get(target)
+        choice = None if choose is None else self._made(choose, *args, **node.kwargs)
         is_seen = _is_view(node) and _is_returned(node)  # whose memory it has
         if choice is not None and not is_seen and self._choose(node, choice):
             return
@@ -305,16 +332,17 @@ class _Division:
         sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
         size = next(n for n in sizes if str(n) == unknown)
         before, self._pending = self._pending, []
-        made = choice.finish(size)
+        first = self.emit(lambda: [table[:size] for table in choice.tables])
+        made = [*first, *self.emit(choice.finish, size)]
         after, self._pending = self._pending, before
         is_one = isinstance(node.meta["val"], Tensor)
         for old in [node] if is_one else list(node.users):
-            new = made[0 if is_one else old.args[1]]  # type: ignore[index]
+            new = made[0 if is_one else old.args[1]]
             new.meta = {**node.meta, "val": self._at_start(old), "unbacked_bindings": None}
             old.replace_all_uses_with(new)
-        count = self._value(choice.count)
+        is_read = isinstance(choice.count, Tensor)
+        count = self._value(self._recorder.node_of(choice.count) if is_read else choice.count)
         self._close()
-        is_read = isinstance(choice.count, Node)
         step = ReadNumber(count, unknown) if is_read else Compute(unknown, symbol(count))
         self._steps.append(step)
         self._known.add(unknown)

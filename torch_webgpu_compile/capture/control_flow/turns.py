@@ -7,7 +7,7 @@ and again, on the same buffers, and nobody waits for anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ...torch_private import FakeTensorMode, _check, tree_map_only
-from . import choices
 
 aten = torch.ops.aten
 
@@ -43,8 +42,11 @@ class Turns:
     stacked: tuple[int, ...] = ()
 
 
-class Around(choices.Around, Protocol):
+class Around(Protocol):
     """The graph that has the loop."""
+
+    def emit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call before it, of and with nodes in place of tensors."""
 
     def module_of(self, node: Any) -> GraphModule:
         """A function of the loop."""
