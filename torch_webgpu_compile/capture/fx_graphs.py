@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from ..torch_private import FakeTensor, FakeTensorMode, tree_leaves
+from ..torch_private import FakeTensor, FakeTensorMode, _LazyGraphModule, tree_leaves
 
 
 def values_of(graph: Graph) -> Iterator[Any]:
@@ -29,6 +29,15 @@ def add_argument(graph: Graph, name: str, value: Any) -> Node:
         node = graph.placeholder(name)
     node.meta["val"] = value
     return node
+
+
+def copy_of(module: GraphModule) -> GraphModule:
+    """A graph for PyTorch to run, whatever becomes of this one."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return _LazyGraphModule(module, graph)  # few of them will be called
 
 
 def attribute_of(module: GraphModule, node: Node) -> Any:

@@ -33,6 +33,7 @@ from ..control_flow.numbers import WithNumbers
 from ..control_flow.parts import HostNumbers
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
+from ..fx_graphs import copy_of
 from ..patches import fusible_operators, own_rules, region_schemas
 from ..tracing import Rules, is_random
 from . import double_backward, dynamo, passes
@@ -46,7 +47,6 @@ from .unstorable import (
     leaves_to_pytorch,
     reason_against,
     reason_of,
-    runnable,
 )
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
@@ -149,7 +149,7 @@ class GraphCapture:
     def run(self, module: GraphModule) -> Callable[..., Any]:
         """The compiled function of the arguments of Dynamo's graph."""
         misdescribed = dynamo.misdescribed(module)
-        written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
+        written = copy_of(module) if torch.is_grad_enabled() else None
         self._rewrite(module, passes.DYNAMO)
         trace = aot_autograd(
             fw_compiler=self.compile_forward,
@@ -239,7 +239,7 @@ class GraphCapture:
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
         on_host = _results_on_host(draft.module, draft.phase.saved)
-        whole = runnable(draft.module)
+        whole = copy_of(draft.module)
         compiled: BoxedFunction
         try:
             draft = passes.run(draft, self._state, passes.PHASE)

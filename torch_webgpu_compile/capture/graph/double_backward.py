@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from ...fallbacks import warn_once
 from ...torch_private import (
@@ -26,14 +26,6 @@ from ...torch_private import (
 
 _NODE = "CompiledFunctionBackward"  # of AOTAutograd's autograd function
 _SKIP = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-
-
-def unchanged(module: GraphModule) -> GraphModule:
-    """A copy of Dynamo's graph, before operators are replaced in it."""
-    graph = Graph()
-    returned = graph.graph_copy(module.graph, {})
-    graph.output(returned)
-    return GraphModule(module, graph)
 
 
 def differentiable_twice(compiled: Callable[..., Any], module: GraphModule) -> Callable[..., Any]:
