@@ -23,7 +23,8 @@ from ...torch_private import (
 )
 from ..fx_graphs import attribute_of, fake_mode_of
 from ..tracing import Recorder, Rules, Traced, clean_dispatch
-from .rules import RULES, Function, NotInlined, traced_alone
+from .rules import RULES, Function, traced_alone
+from .scans import NotInlined
 
 aten = torch.ops.aten
 
