@@ -1,4 +1,4 @@
-"""`divide`: a captured graph in parts, with the steps of a composed plan between them.
+"""`Division`: a captured graph in parts, with the steps of a composed plan between them.
 
 A plan of kernels runs on sizes that are known before it, and its steps are always the same. Loops,
 branches, numbers that are read from tensors, and operators whose results have sizes that depend on
@@ -105,14 +105,7 @@ HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
 """The integers in a graph that no plan computes of its arguments."""
 
 
-def divide(
-    module: GraphModule,
-    name: str,
-    calls: Collection[Node],
-    static: frozenset[int],
-    host_numbers: HostNumbers,
-    rules: Rules,
-) -> Divided:
+class Division:
     """Divides a graph.
 
     Args:
@@ -122,14 +115,8 @@ def divide(
         static: positions of the arguments that are parameters or buffers.
         host_numbers: finds the integers that parts are given.
         rules: as for `tracing.trace`, of what is added.
-
-    Raises:
-        UnsupportedOp: a step of another kind would be needed.
     """
-    return _Division(module, name, calls, static, host_numbers, rules).run()
 
-
-class _Division:
     def __init__(
         self,
         module: GraphModule,
@@ -159,6 +146,7 @@ class _Division:
         self._written: dict[str, int] = {}  # what parts change: the argument's position
 
     def run(self) -> Divided:
+        """Raises UnsupportedOp: a step of another kind would be needed."""
         inputs, buffers = [], {}
         for node in self._arguments:
             value = node.meta.get("val")

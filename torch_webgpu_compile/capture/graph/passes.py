@@ -27,7 +27,7 @@ from ..complex_numbers.separation import separate_graph
 from ..control_flow.compose import format_divided
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import take_numbers
-from ..control_flow.parts import Divided, HostNumbers, divide
+from ..control_flow.parts import Divided, Division, HostNumbers
 from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
@@ -41,7 +41,7 @@ class Draft:
 
     Attributes:
         captured, phase: as they are so far.
-        calls: what divides the graph; see `divide`.
+        calls: what divides the graph; see `Division`.
         views: results that the caller makes of the arguments, which are no longer in the graph.
         numbers: integers that the caller computes of the arguments, which are the graph's last.
         divided: the graph in parts.
@@ -104,7 +104,7 @@ def _take_views(draft: Draft, state: State) -> Draft:
 def _divide(draft: Draft, state: State) -> Draft:
     captured = draft.captured
     given = captured.module, captured.name, draft.calls, captured.static_inputs
-    return replace(draft, divided=divide(*given, state.host_numbers, state.rules))
+    return replace(draft, divided=Division(*given, state.host_numbers, state.rules).run())
 
 
 def _take_numbers(draft: Draft, state: State) -> Draft:
