@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..torch_private import FakeTensor, FakeTensorMode, _LazyGraphModule, tree_leaves
@@ -38,6 +40,12 @@ def copy_of(module: GraphModule) -> GraphModule:
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     return _LazyGraphModule(module, graph)  # few of them will be called
+
+
+def memory_like(tensor: Tensor) -> Tensor:
+    """A new tensor with the layout of another one, from the start of its memory."""
+    layout = tensor.shape, tensor.stride()
+    return torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
 
 
 def attribute_of(module: GraphModule, node: Node) -> Any:

@@ -45,8 +45,8 @@ from ...torch_private import (
     tree_leaves,
     tree_map_only,
 )
-from ..fx_graphs import attribute_of, fake_mode_of
-from ..tracing import Recorder, Rules, clean_dispatch
+from ..fx_graphs import attribute_of, fake_mode_of, memory_like
+from ..tracing import AS_THEY_ARE, Recorder, clean_dispatch
 from .calls import (
     READS,
     acts,
@@ -114,7 +114,6 @@ class Division:
         calls: what divides it.
         static: positions of the arguments that are parameters or buffers.
         host_numbers: finds the integers that parts are given.
-        rules: as for `tracing.trace`, of what is added.
     """
 
     def __init__(
@@ -124,7 +123,6 @@ class Division:
         calls: Collection[Node],
         static: frozenset[int],
         host_numbers: HostNumbers,
-        rules: Rules,
     ) -> None:
         self._module, self._name, self._calls = module, name, calls
         self._host_numbers = host_numbers
@@ -132,7 +130,7 @@ class Division:
         self._static = {node for k, node in enumerate(self._arguments) if k in static}
         self._mode = fake_mode_of(module.graph)
         self._tokens = tokens_of(module.graph)
-        self._recorder = Recorder(rules)
+        self._recorder = Recorder(AS_THEY_ARE)
         self._recorder.graph = module.graph
         self._names: dict[Node, str] = {}
         self._numbers: dict[Any, str] = {}  # that `Compute` names, by value
@@ -279,11 +277,8 @@ class Division:
     def _fake(self, node: Node) -> Any:
         if node.op != "get_attr":
             return node.meta["val"]
-        constant = attribute_of(self._module, node)
         with self._mode or nullcontext():
-            return torch.empty_strided(
-                constant.shape, constant.stride(), dtype=constant.dtype, device=constant.device
-            )
+            return memory_like(attribute_of(self._module, node))
 
     # ---- what is between parts
 
@@ -353,9 +348,7 @@ class Division:
         if not isinstance(value.storage_offset(), torch.SymInt):
             return value
         with self._mode or nullcontext():
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+            return memory_like(value)
 
     def results(self, node: Node) -> tuple[str, ...]:
         """Names for the results of a call."""

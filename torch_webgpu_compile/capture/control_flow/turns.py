@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ...torch_private import FakeTensorMode, _check, tree_map_only
+from ..fx_graphs import memory_like
 
 aten = torch.ops.aten
 
@@ -56,7 +57,7 @@ def scan(
     to: Around, node: Node, step: Any, init: Sequence[Any], xs: Sequence[Node], others: Any = ()
 ) -> Turns:
     """``scan``; of no ``init`` it is ``map``."""
-    stacks = [_stack(to, result) for result in node.meta["val"][len(init) :]]
+    stacks = [to.emit(memory_like, result) for result in node.meta["val"][len(init) :]]
     return _over_rows(to, node, step, init, stacks, xs, others)
 
 
@@ -71,7 +72,7 @@ def associative_scan(
     """``associative_scan``, one element after the other: the first row is there before."""
     first = [to.emit(aten.select.int, x, 0, 0) for x in xs]
     stacks = [
-        to.emit(aten.select_scatter.default, _stack(to, result), row, 0, 0)
+        to.emit(aten.select_scatter.default, to.emit(memory_like, result), row, 0, 0)
         for result, row in zip(node.meta["val"], first, strict=True)
     ]
     return _over_rows(to, node, combine, first, stacks, xs, others, begin=1)
@@ -112,12 +113,7 @@ def while_loop_stacked(
     to: Around, node: Node, condition: Any, body: Any, carried: Sequence[Any], others: Any = ()
 ) -> Turns:
     """``while_loop_stack_output``: how many rows there will be, nobody knows before."""
-    stacks = []
-    for value in carried:
-        fake = value.meta["val"]
-        options = {"dtype": fake.dtype, "device": fake.device}
-        rows = to.emit(aten.empty.memory_format, [_FIRST_ROWS, *fake.shape], **options)
-        stacks.append(to.emit(aten.select_scatter.default, rows, value, 0, 0))
+    stacks = [to.emit(_some_rows, value) for value in carried]
     modules = []
     for function, is_body in ((to.module_of(condition), False), (to.module_of(body), True)):
         turn = _Turn(function, node)
@@ -135,13 +131,9 @@ def while_loop_stacked(
     return Turns(modules[1], [first, *carried, *stacks], others, None, modules[0], tuple(places))
 
 
-def _stack(to: Around, like: Tensor) -> Node:
-    """Memory for a result, of which each turn writes a row."""
-    return to.emit(
-        *(aten.empty_strided.default, list(like.shape), list(like.stride())),
-        dtype=like.dtype,
-        device=like.device,
-    )
+def _some_rows(first: Tensor) -> Tensor:
+    rows = torch.empty((_FIRST_ROWS, *first.shape), dtype=first.dtype, device=first.device)
+    return rows.select_scatter(first, 0, 0)
 
 
 class _Turn:

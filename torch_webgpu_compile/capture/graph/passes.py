@@ -104,7 +104,7 @@ def _take_views(draft: Draft, state: State) -> Draft:
 def _divide(draft: Draft, state: State) -> Draft:
     captured = draft.captured
     given = captured.module, captured.name, draft.calls, captured.static_inputs
-    return replace(draft, divided=Division(*given, state.host_numbers, state.rules).run())
+    return replace(draft, divided=Division(*given, state.host_numbers).run())
 
 
 def _take_numbers(draft: Draft, state: State) -> Draft:
