@@ -402,10 +402,6 @@ class Division:
             return
         self._known.add(str(unknown))
 
-    def function(self, node: Any) -> int:
-        """The number of the plan of a function among a call's arguments."""
-        return self.part_of(self.module_of(node))
-
     def part_of(self, module: GraphModule) -> int:
         """The number of a function's plan; a function of several calls has one."""
         if module not in self._functions:
