@@ -91,14 +91,13 @@ class Divided:
         plan: the composed plan, without nested ones: these are the parts. A part gives what its
             graph returns, and then, by the name of what it changes and a prime, what it has
             changed; see `compose`.
-        complex_inputs, complex_outputs, forwarded: see `captured.Phase`.
+        complex_inputs, complex_outputs: see `captured.Phase`.
     """
 
     parts: tuple[Part, ...]
     plan: Plan
     complex_inputs: frozenset[int]
     complex_outputs: frozenset[int]
-    forwarded: tuple[tuple[int, int], ...]
 
 
 HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
@@ -165,8 +164,6 @@ class Division:
                 outputs = (returned,) if isinstance(returned, Node) else tuple(returned)
             elif node.op == "call_function":
                 self._node(node)
-        positions = {node: k for k, node in enumerate(self._arguments)}
-        returned_as = [written_to(item) for item in outputs]
         plan = Plan(
             self._name,
             (),
@@ -184,11 +181,6 @@ class Division:
             replace(plan, steps=tuple(self._steps)),  # after those that compute results
             frozenset(k for k, node in enumerate(self._arguments) if is_complex(node)),
             frozenset(k for k, item in enumerate(outputs) if is_complex(item)),
-            tuple(
-                (k, positions[n])
-                for k, n in enumerate(returned_as)
-                if isinstance(n, Node) and n in positions
-            ),
         )
 
     def _output(self, item: Any) -> PlanOutput:

@@ -20,7 +20,7 @@ from ...captured import CapturedGraph, Phase
 from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
-from ...plan.model import Plan, PlanOutput
+from ...plan.model import Plan
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -242,7 +242,7 @@ class GraphCapture:
         whole = copy_of(draft.module)
         compiled: BoxedFunction
         try:
-            draft = passes.run(draft, self._state, passes.PHASE)
+            draft = passes.run(draft, self._state, passes.PHASE, passes.RETURNED)
             compile_draft = self._compile_composed if draft.calls else self._compile_whole
             compiled = compile_draft(draft)
             if draft.views.views:
@@ -279,22 +279,9 @@ class GraphCapture:
         if self._hooks.composed is None or self._hooks.plan is None:
             what = "data decides what of it runs, and nobody was given to compose its parts"
             raise UnsupportedOp(draft.captured.name, what, "give `Hooks` what makes plans")
-        static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        divided = draft.divided
-        assert divided is not None
         plan = Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft)
-        outputs = list(plan.outputs)
-        for result, _ in divided.forwarded:
-            outputs[result] = PlanOutput()
-        phase = replace(
-            draft.phase,
-            forwarded=divided.forwarded,
-            saved=draft.phase.saved - {result for result, _ in divided.forwarded},
-            complex_inputs=divided.complex_inputs,
-            complex_outputs=divided.complex_outputs,
-        )
-        return self._hooks.composed(replace(plan, outputs=tuple(outputs)), phase, static)
+        return self._hooks.composed(plan, draft.phase, draft.captured.static_inputs)
 
 
 def _raising(text: str) -> BoxedFunction:
