@@ -36,9 +36,7 @@ def add_argument(graph: Graph, name: str, value: Any) -> Node:
 def copy_of(module: GraphModule) -> GraphModule:
     """A graph for PyTorch to run, whatever becomes of this one."""
     graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(graph.graph_copy(module.graph, {}))
     return _LazyGraphModule(module, graph)  # few of them will be called
 
 

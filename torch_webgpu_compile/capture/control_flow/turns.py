@@ -215,13 +215,8 @@ class _Turn:
     def inline(self, arguments: Sequence[Node]) -> list[Any]:
         """The function's results, computed in this graph."""
         copies = dict(zip(self.given, arguments, strict=True))
-        for node in self._function.graph.nodes:
-            if node.op == "output":
-                found = tree_map_only(Node, copies.__getitem__, node.args[0])
-                return list(found) if isinstance(found, (tuple, list)) else [found]
-            if node.op != "placeholder":
-                copies[node] = self._graph.node_copy(node, copies.__getitem__)
-        raise ValueError("a graph without an output")
+        found: Any = self._graph.graph_copy(self._function.graph, copies)
+        return list(found) if isinstance(found, (tuple, list)) else [found]
 
     def module(self, results: Sequence[Any]) -> GraphModule:
         """The graph, which gives these."""
