@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from tests.compilations import OPTIONS, TARGET
-from torch_webgpu_compile.capture.control_flow import compose, parts
+from torch_webgpu_compile.capture.control_flow import parts
 from torch_webgpu_compile.capture.control_flow.parts import Divided
 from torch_webgpu_compile.capture.eager.calls import TensorSpec
 from torch_webgpu_compile.capture.eager.capture import capture_call
@@ -167,11 +167,12 @@ def test_a_divided_graph_is_a_composed_plan(monkeypatch: pytest.MonkeyPatch) -> 
     """Steps read only what is there."""
     found: list[Divided] = []
 
-    def divide(*arguments: Any) -> Divided:
-        found.append(parts.divide(*arguments))
-        return found[-1]
+    class Division(parts.Division):
+        def run(self) -> Divided:
+            found.append(super().run())
+            return found[-1]
 
-    monkeypatch.setattr(passes, "divide", divide)
+    monkeypatch.setattr(passes, "Division", Division)
     plans: list[Plan] = []
     captured(lambda x: (x + 1).nonzero() * 2, torch.randn(8), plans=plans)
     (divided,), (plan,) = found, plans
@@ -179,13 +180,9 @@ def test_a_divided_graph_is_a_composed_plan(monkeypatch: pytest.MonkeyPatch) -> 
     verify_plan(plan)
     text = serialize.dumps(plan)
     assert serialize.dumps(serialize.loads(text)) == text
-    compose.verify_divided(divided)
-    late = replace(divided, plan=replace(divided.plan, steps=divided.plan.steps[1:]))
-    with pytest.raises(VerificationError, match="reads"):
-        compose.verify_divided(late)
-    unknown = replace(divided, plan=replace(divided.plan, steps=divided.plan.steps[:-1]))
-    with pytest.raises(VerificationError, match="returns"):
-        compose.verify_divided(unknown)
+    for steps in (plan.steps[1:], plan.steps[:-1]):
+        with pytest.raises(VerificationError, match="is used before it is there"):
+            verify_plan(replace(plan, steps=steps))
 
 
 def test_sizes_that_data_decides_are_steps_without_a_host() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from ..torch_private import FakeTensor, FakeTensorMode, tree_leaves
+from ..torch_private import FakeTensor, FakeTensorMode, _LazyGraphModule, tree_leaves
 
 
 def values_of(graph: Graph) -> Iterator[Any]:
@@ -29,6 +31,19 @@ def add_argument(graph: Graph, name: str, value: Any) -> Node:
         node = graph.placeholder(name)
     node.meta["val"] = value
     return node
+
+
+def copy_of(module: GraphModule) -> GraphModule:
+    """A graph for PyTorch to run, whatever becomes of this one."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return _LazyGraphModule(module, graph)  # few of them will be called
+
+
+def memory_like(tensor: Tensor) -> Tensor:
+    """A new tensor with the layout of another one, from the start of its memory."""
+    layout = tensor.shape, tensor.stride()
+    return torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
 
 
 def attribute_of(module: GraphModule, node: Node) -> Any:

@@ -71,6 +71,10 @@ class Rules:
     native: frozenset[OpOverload]
 
 
+AS_THEY_ARE = Rules({}, frozenset())
+"""What is recorded as it is called, but for what is only a name of others."""
+
+
 @dataclass(frozen=True)
 class Traced:
     """A call as a graph without an output node.

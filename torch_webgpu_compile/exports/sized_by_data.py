@@ -7,7 +7,6 @@ sizes but those of numbers that are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,44 +14,24 @@ import torch
 from torch import Tensor
 
 from ..capture.control_flow.choices import CHOICES, Choice
-from ..torch_private import OpOverload, _check, tree_map_only
+from ..torch_private import OpOverload, _check
 
 aten = torch.ops.aten
 
 _MASKS = (torch.bool, torch.uint8)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A value, as nodes of a graph have it."""
-
-    meta: Mapping[str, Any]
-
-
-class _Around:
-    """See `choices.Around`: operators are called at once."""
-
-    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call."""
-        given = tree_map_only(_Made, lambda made: made.meta["val"], args)
-        if operation is aten.slice.Tensor and isinstance(given[-1], torch.SymInt):
-            # PyTorch has another symbol for the size of a slice that ends where data say.
-            table, dim, _, count = given
-            given = table, dim, aten.arange.default(count, device=table.device)
-            operation = aten.index_select.default
-        return _Made({"val": operation(*given, **kwargs)})
-
-
 def _chosen(build: Callable[..., Choice | None], *args: Any, **kwargs: Any) -> Any:
-    given = tree_map_only(Tensor, lambda tensor: _Made({"val": tensor}), args)
-    choice = build(_Around(), *given, **kwargs)
+    choice = build(*args, **kwargs)
     if choice is None:
         return NotImplemented
-    size = choice.count.meta["val"].item()  # type: ignore[union-attr]
+    size = choice.count.item()  # type: ignore[union-attr]
     _check(size >= 0)  # type: ignore[no-untyped-call]
     if choice.refusal:
         aten._assert_scalar.default(size >= 0, choice.refusal)
-    results = [made.meta["val"] for made in choice.finish(size)]
+    # Not slices: PyTorch has another symbol for the size of one that ends where data say.
+    first = [t.index_select(0, torch.arange(size, device=t.device)) for t in choice.tables]
+    results = [*first, *choice.finish(size)]
     return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..capture.control_flow.numbers import expressions_in
-from ..capture.control_flow.rules import RULES, Function, NotInlined, traced_alone
+from ..capture.control_flow.rules import RULES, Function, traced_alone
+from ..capture.control_flow.scans import NotInlined
 from ..capture.tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
 from ..captured import LIBRARIES
 from ..errors import UnsupportedOp

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...captured import Phase
-from ...errors import VerificationError
-from ...plan.model import Branch, Loop, Plan, PlanOutput, Run, Seeds, Step, names_of
-from ...plan.numbers import symbols_in
-from ...plan.size_sources import symbols_of_plan
+from ...plan.model import Branch, Loop, Plan, PlanOutput, Run, Seeds, Step
 from .parts import Divided
 
 
@@ -81,22 +78,6 @@ def _renumbered(step: Step, numbers: Sequence[int]) -> Step:
             return replace(step, body=numbers[step.body], condition=condition)
         case _:
             return step
-
-
-def verify_divided(divided: Divided) -> None:
-    """Raises VerificationError where a step reads what is not there."""
-    known = {"", *divided.plan.buffers}
-    known.update(symbols_of_plan(replace(divided.plan, steps=(), outputs=())))
-    known.update(s.name for i in divided.plan.inputs for s in symbols_in(i.size))
-    for step in divided.plan.steps:
-        reads, made = names_of(step)
-        missing = set(reads) - known
-        if missing:
-            raise VerificationError(f"{divided.plan.name}: {step} reads {sorted(missing)}")
-        known.update(made)
-    missing = {output.buffer or "" for output in divided.plan.outputs} - known
-    if missing:
-        raise VerificationError(f"{divided.plan.name} returns {sorted(missing)}")
 
 
 def format_divided(divided: Divided) -> str:

@@ -21,9 +21,10 @@ from ...torch_private import (
     tree_leaves,
     tree_map_only,
 )
-from ..fx_graphs import attribute_of, fake_mode_of
+from ..fx_graphs import attribute_of, fake_mode_of, memory_like
 from ..tracing import Recorder, Rules, Traced, clean_dispatch
-from .rules import RULES, Function, NotInlined, traced_alone
+from .rules import RULES, Function, traced_alone
+from .scans import NotInlined
 
 aten = torch.ops.aten
 
@@ -176,8 +177,5 @@ def _in_layout(value: Any, wanted: Any) -> Any:
     """A result with the strides that PyTorch says the operator's has."""
     if not isinstance(value, Tensor) or value.stride() == wanted.stride():
         return value
-    copy = torch.empty_strided(
-        wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device
-    )
-    laid_out: Tensor = aten.copy.default(copy, value)
+    laid_out: Tensor = aten.copy.default(memory_like(wanted), value)
     return laid_out

@@ -1,4 +1,4 @@
-"""`divide`: a captured graph in parts, with the steps of a composed plan between them.
+"""`Division`: a captured graph in parts, with the steps of a composed plan between them.
 
 A plan of kernels runs on sizes that are known before it, and its steps are always the same. Loops,
 branches, numbers that are read from tensors, and operators whose results have sizes that depend on
@@ -45,7 +45,8 @@ from ...torch_private import (
     tree_leaves,
     tree_map_only,
 )
-from ..fx_graphs import attribute_of, fake_mode_of
+from ..fx_graphs import attribute_of, fake_mode_of, memory_like
+from ..tracing import AS_THEY_ARE, Recorder, clean_dispatch
 from .calls import (
     READS,
     acts,
@@ -90,27 +91,20 @@ class Divided:
         plan: the composed plan, without nested ones: these are the parts. A part gives what its
             graph returns, and then, by the name of what it changes and a prime, what it has
             changed; see `compose`.
-        complex_inputs, complex_outputs, forwarded: see `captured.Phase`.
+        complex_inputs, complex_outputs: see `captured.Phase`.
     """
 
     parts: tuple[Part, ...]
     plan: Plan
     complex_inputs: frozenset[int]
     complex_outputs: frozenset[int]
-    forwarded: tuple[tuple[int, int], ...]
 
 
 HostNumbers = Callable[[GraphModule], Sequence[torch.SymInt]]
 """The integers in a graph that no plan computes of its arguments."""
 
 
-def divide(
-    module: GraphModule,
-    name: str,
-    calls: Collection[Node],
-    static: frozenset[int],
-    host_numbers: HostNumbers,
-) -> Divided:
+class Division:
     """Divides a graph.
 
     Args:
@@ -119,14 +113,8 @@ def divide(
         calls: what divides it.
         static: positions of the arguments that are parameters or buffers.
         host_numbers: finds the integers that parts are given.
-
-    Raises:
-        UnsupportedOp: a step of another kind would be needed.
     """
-    return _Division(module, name, calls, static, host_numbers).run()
 
-
-class _Division:
     def __init__(
         self,
         module: GraphModule,
@@ -141,6 +129,8 @@ class _Division:
         self._static = {node for k, node in enumerate(self._arguments) if k in static}
         self._mode = fake_mode_of(module.graph)
         self._tokens = tokens_of(module.graph)
+        self._recorder = Recorder(AS_THEY_ARE)
+        self._recorder.graph = module.graph
         self._names: dict[Node, str] = {}
         self._numbers: dict[Any, str] = {}  # that `Compute` names, by value
         self._known: set[str] = set()  # symbols
@@ -153,6 +143,7 @@ class _Division:
         self._written: dict[str, int] = {}  # what parts change: the argument's position
 
     def run(self) -> Divided:
+        """Raises UnsupportedOp: a step of another kind would be needed."""
         inputs, buffers = [], {}
         for node in self._arguments:
             value = node.meta.get("val")
@@ -173,8 +164,6 @@ class _Division:
                 outputs = (returned,) if isinstance(returned, Node) else tuple(returned)
             elif node.op == "call_function":
                 self._node(node)
-        positions = {node: k for k, node in enumerate(self._arguments)}
-        returned_as = [written_to(item) for item in outputs]
         plan = Plan(
             self._name,
             (),
@@ -192,11 +181,6 @@ class _Division:
             replace(plan, steps=tuple(self._steps)),  # after those that compute results
             frozenset(k for k, node in enumerate(self._arguments) if is_complex(node)),
             frozenset(k for k, item in enumerate(outputs) if is_complex(item)),
-            tuple(
-                (k, positions[n])
-                for k, n in enumerate(returned_as)
-                if isinstance(n, Node) and n in positions
-            ),
         )
 
     def _output(self, item: Any) -> PlanOutput:
@@ -251,25 +235,42 @@ class _Division:
             self._steps.append(Compute(name, value))
         return self._numbers[value]
 
-    def emit(self, operation: Any, *args: Any, **kwargs: Any) -> Node:
-        """One more node, of the part that is closed next."""
-        with self._module.graph.inserting_before(self._module.graph.output_node()):
-            node = self._module.graph.create_node("call_function", operation)
-        node.args, node.kwargs = args, kwargs  # FX warns of symbols in new nodes
-        given = tree_map_only(Node, self._fake, args)
-        with self._mode or nullcontext():
-            node.meta["val"] = operation(*given, **kwargs)
-        self._pending.append(node)
-        return node
+    def emit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function of tensors; what it calls are nodes of the part that is closed next.
+
+        Args:
+            args: with nodes in place of tensors. So is what it gives.
+        """
+        return tree_map_only(Tensor, self._recorder.node_of, self._made(function, *args, **kwargs))
+
+    def _made(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same, but for the tensors that it gives, which are fake ones."""
+        graph, output = self._module.graph, self._module.graph.output_node()
+        last, given = output.prev, tree_map_only(Node, self._taken, args)
+        is_symbolic = self._mode is not None and self._mode.shape_env is not None
+        with (
+            clean_dispatch(symbolic=is_symbolic),
+            self._mode or nullcontext(),
+            graph.inserting_before(output),
+            self._recorder,
+        ):
+            made = function(*given, **kwargs)
+        while (last := last.next) is not output:
+            self._pending.append(last)
+        return made
+
+    def _taken(self, node: Node) -> Any:
+        """What the recorder has in the place of a node."""
+        value = self._fake(node)
+        if isinstance(value, Tensor):
+            self._recorder.know(value, node)
+        return value
 
     def _fake(self, node: Node) -> Any:
         if node.op != "get_attr":
             return node.meta["val"]
-        constant = attribute_of(self._module, node)
         with self._mode or nullcontext():
-            return torch.empty_strided(
-                constant.shape, constant.stride(), dtype=constant.dtype, device=constant.device
-            )
+            return memory_like(attribute_of(self._module, node))
 
     # ---- what is between parts
 
@@ -279,7 +280,8 @@ class _Division:
         if target is with_effects:
             _, target, *rest = args
             args = tuple(rest)
-        choice = CHOICES[target](self, *args, **node.kwargs) if target in CHOICES else None
+        choose = CHOICES.get(target)
+        choice = None if choose is None else self._made(choose, *args, **node.kwargs)
         is_seen = _is_view(node) and _is_returned(node)  # whose memory it has
         if choice is not None and not is_seen and self._choose(node, choice):
             return
@@ -305,16 +307,17 @@ class _Division:
         sizes = [n for leaf in tree_leaves(node.meta["val"]) for n in leaf.shape]
         size = next(n for n in sizes if str(n) == unknown)
         before, self._pending = self._pending, []
-        made = choice.finish(size)
+        first = self.emit(lambda: [table[:size] for table in choice.tables])
+        made = [*first, *self.emit(choice.finish, size)]
         after, self._pending = self._pending, before
         is_one = isinstance(node.meta["val"], Tensor)
         for old in [node] if is_one else list(node.users):
-            new = made[0 if is_one else old.args[1]]  # type: ignore[index]
+            new = made[0 if is_one else old.args[1]]
             new.meta = {**node.meta, "val": self._at_start(old), "unbacked_bindings": None}
             old.replace_all_uses_with(new)
-        count = self._value(choice.count)
+        is_read = isinstance(choice.count, Tensor)
+        count = self._value(self._recorder.node_of(choice.count) if is_read else choice.count)
         self._close()
-        is_read = isinstance(choice.count, Node)
         step = ReadNumber(count, unknown) if is_read else Compute(unknown, symbol(count))
         self._steps.append(step)
         self._known.add(unknown)
@@ -337,9 +340,7 @@ class _Division:
         if not isinstance(value.storage_offset(), torch.SymInt):
             return value
         with self._mode or nullcontext():
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+            return memory_like(value)
 
     def results(self, node: Node) -> tuple[str, ...]:
         """Names for the results of a call."""
@@ -392,10 +393,6 @@ class _Division:
         else:
             return
         self._known.add(str(unknown))
-
-    def function(self, node: Any) -> int:
-        """The number of the plan of a function among a call's arguments."""
-        return self.part_of(self.module_of(node))
 
     def part_of(self, module: GraphModule) -> int:
         """The number of a function's plan; a function of several calls has one."""

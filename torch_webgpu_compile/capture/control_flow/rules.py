@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
-from ...torch_ops.elementwise import NotElementwise
 from ...torch_private import FakeTensorMode, OpOverload
 from ..tracing import Rules, Traced, clean_dispatch, trace
-from .scans import elementwise_scan
+from .scans import ElementwiseScan, NotInlined, on_rows
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -41,10 +40,6 @@ _EXPENSIVE = frozenset(
         aten.topk,
     }
 )
-
-
-class NotInlined(Exception):
-    """An operator has to stay; the message says why."""
 
 
 Function = Callable[..., Any]
@@ -150,17 +145,8 @@ def _map(
         others[:] = results
         return tuple(result for result in results if isinstance(result, Tensor))
 
-    found = iter(_on_rows(on_row, xs))
+    found = iter(on_rows(on_row, xs))
     return [next(found) if is_tensor else others[k] for k, is_tensor in enumerate(places)]
-
-
-def _on_rows(function: Callable[..., tuple[Tensor, ...]], xs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """One call of a function on all rows of tensors."""
-    try:
-        made: tuple[Tensor, ...] = torch.func.vmap(function, randomness="error")(*xs)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise NotInlined(str(error)) from error
-    return made
 
 
 def _is_positive(size: int | torch.SymInt) -> bool:
@@ -183,7 +169,7 @@ def _scan(
         type(length) is not int
         or length * max(len(functions.nodes(step, first)), 1) > _MOST_IN_SCAN
     ):
-        return _looped(functions.traced(step, first), init, xs, arguments, length)
+        return ElementwiseScan(functions.traced(step, first), init, xs, arguments).run()
     carry: list[Any] = list(init)
     rows: list[list[Any]] = []
     for k in range(length):
@@ -195,21 +181,6 @@ def _scan(
         for column in map(list, zip(*rows, strict=True))
     ]
     return [*carry, *stacked]
-
-
-def _looped(
-    traced: Traced,
-    init: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    arguments: Sequence[Any],
-    length: int | torch.SymInt,
-    outer: int = 0,
-) -> list[Any]:
-    try:
-        others = (*arguments, *traced.captured)
-        return elementwise_scan(traced, init, xs, others, length, _on_rows, outer)
-    except NotElementwise as error:
-        raise NotInlined(str(error)) from error
 
 
 def _associative_scan(
@@ -307,7 +278,7 @@ def _one_by_one(
     rows = [*xs, start]
     first = (*init, *(x.select(0, 0) for x in rows), *arguments)
     traced = functions.traced(step, first)
-    made = _looped(traced, init, rows, arguments, xs[0].shape[0], outer)
+    made = ElementwiseScan(traced, init, rows, arguments, outer).run()
     return made[:count], made[count:]
 
 

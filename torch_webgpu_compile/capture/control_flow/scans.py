@@ -1,4 +1,4 @@
-"""`elementwise_scan`: a scan in three parts, of which only the middle one is a loop.
+"""`ElementwiseScan`: a scan in three parts, of which only the middle one is a loop.
 
 What a step computes without the carry is computed for all steps at once, before the loop; what the
 next carry does not need, after it. A carry to which each step only adds is a sum over all steps.
@@ -17,7 +17,6 @@ from torch.fx import Node
 
 from ...torch_ops import scans as _scans  # noqa: F401  defines webgpu::scan
 from ...torch_ops.elementwise import (
-    NotElementwise,
     Operand,
     Reference,
     Step,
@@ -35,30 +34,18 @@ _SAME = (aten.clone.default, aten.alias.default, aten.detach.default, aten.detac
 # Every GPU binds eight storage buffers to a kernel; what it reads in one dtype can be one of them.
 _MOST_RESULTS, _MOST_DTYPES = 5, 3
 
-VMap = Callable[[Callable[..., tuple[Tensor, ...]], Sequence[Tensor]], Sequence[Tensor]]
+
+class NotInlined(Exception):
+    """An operator has to stay; the message says why."""
 
 
-def elementwise_scan(
-    traced: Traced,
-    init: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    others: Sequence[Any],
-    length: int | torch.SymInt,
-    on_rows: VMap,
-    outer: int = 0,
-) -> list[Any]:
-    """The last carries and the stacked rows, computed in the trace that is going on.
-
-    Args:
-        traced: one step, of carries, of the elements of ``xs`` along their first dimension, and of
-            ``others``; its results are the next carries, then the rows.
-        on_rows: calls a function for all elements of tensors along their first dimension.
-        outer: as ``webgpu::scan`` has it.
-
-    Raises:
-        NotElementwise: the loop itself is more than elementwise operators, or has many tensors.
-    """
-    return _Scan(traced, init, xs, others, length, on_rows, outer).run()
+def on_rows(function: Callable[..., tuple[Tensor, ...]], xs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """One call of a function on all rows of tensors. Raises NotInlined where that cannot be."""
+    try:
+        made: tuple[Tensor, ...] = torch.func.vmap(function, randomness="error")(*xs)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise NotInlined(str(error)) from error
+    return made
 
 
 @dataclass
@@ -70,27 +57,34 @@ class _Loop:
     operands: list[Node] = field(default_factory=list)
 
 
-class _Scan:
+class ElementwiseScan:
+    """The last carries and the stacked rows, computed in the trace that is going on.
+
+    Args:
+        traced: one step, of carries, of the elements of ``xs`` along their first dimension, and of
+            ``others``; its results are the next carries, then the rows.
+        others: without the tensors that a step has from elsewhere.
+        outer: as ``webgpu::scan`` has it.
+    """
+
     def __init__(
         self,
         traced: Traced,
         init: Sequence[Tensor],
         xs: Sequence[Tensor],
         others: Sequence[Any],
-        length: int | torch.SymInt,
-        on_rows: VMap,
-        outer: int,
+        outer: int = 0,
     ) -> None:
         self._outer = outer
         self._init = init
-        self._length = length
-        self._on_rows = on_rows
+        self._length: int | torch.SymInt = xs[0].shape[0]
         graph = traced.module.graph
         placeholders = graph.find_nodes(op="placeholder")
         count = len(init)
         self._carries = placeholders[:count]
         self._elements = dict(zip(placeholders[count : count + len(xs)], xs, strict=True))
-        invariants = zip(placeholders[count + len(xs) :], others, strict=True)
+        constants = (*others, *traced.captured)
+        invariants = zip(placeholders[count + len(xs) :], constants, strict=True)
         self._known: dict[Node, Any] = dict(invariants)  # what is the same in all steps
         self._stacked: dict[Node, Tensor] = dict(self._elements)  # of each step, by step
         self._next = [_source(result) for result in traced.results[:count]]
@@ -98,9 +92,10 @@ class _Scan:
         self._copies: dict[Node, list[Tensor]] = {}  # rows that nothing else is returned as
         self._calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         if any(map(is_random, self._calls)):
-            raise NotElementwise("random numbers, others in each step")
+            raise NotInlined("random numbers, others in each step")
 
     def run(self) -> list[Any]:
+        """Raises NotInlined: the loop is more than elementwise operators, or has many tensors."""
         finals: list[Any] = [None] * len(self._carries)
         for k, (carry, following) in enumerate(zip(self._carries, self._next, strict=True)):
             if following is carry:
@@ -165,7 +160,7 @@ class _Scan:
         for node in nodes:
             value, number = _value(node), constant_of(node)
             if node.op == "get_attr":
-                raise NotElementwise("a tensor that it makes")
+                raise NotInlined("a tensor that it makes")
             if number is not None:
                 self._known[node] = torch.full(
                     value.shape, number, dtype=value.dtype, device=value.device
@@ -195,7 +190,7 @@ class _Scan:
                 values[node] = _called(node, values)
             return tuple(values[node] for node in wanted)
 
-        made = self._on_rows(on_row, [self._stacked[node] for node in given])
+        made = on_rows(on_row, [self._stacked[node] for node in given])
         self._stacked.update(zip(wanted, made, strict=True))
 
     def _rows_of(self, node: Node) -> Tensor:
@@ -227,7 +222,7 @@ class _Scan:
         nodes = [node for node in after if node in following]
         for node in nodes:
             if not _is_step(node, lanes):
-                raise NotElementwise(str(node.target))
+                raise NotInlined(str(node.target))
         carries = {self._carries[k] for k in looped}
         computed = {*carries}
         more: list[Node] = []
@@ -242,7 +237,7 @@ class _Scan:
             dtypes = {_value(node).dtype for node in (*carries, *loop.operands)}
             if results <= _MOST_RESULTS and len(dtypes) <= _MOST_DTYPES:
                 return loop
-        raise NotElementwise(f"a loop with {results} results in {len(dtypes)} dtypes")
+        raise NotInlined(f"a loop with {results} results in {len(dtypes)} dtypes")
 
     def _connected(
         self, nodes: list[Node], carries: set[Node], after: Sequence[Node], wanted: Sequence[Any]
@@ -268,7 +263,7 @@ class _Scan:
             shapes = [self._init[k].shape for k in looped]
             found: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            raise NotElementwise("carries of different sizes") from error
+            raise NotInlined("carries of different sizes") from error
         return found
 
     def _call(self, loop: _Loop, looped: Sequence[int]) -> list[Tensor]:
@@ -296,7 +291,7 @@ class _Scan:
         for k in looped:
             following = self._next[k]
             if not isinstance(following, Node):
-                raise NotElementwise("a carry that is no tensor")
+                raise NotInlined("a carry that is no tensor")
             carried.append(references[following])
         function = ScanFunction(
             tuple(steps), tuple(carried), tuple(references[node] for node in loop.rows)

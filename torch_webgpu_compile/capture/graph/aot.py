@@ -20,7 +20,7 @@ from ...captured import CapturedGraph, Phase
 from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
-from ...plan.model import Plan, PlanOutput
+from ...plan.model import Plan
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -33,6 +33,7 @@ from ..control_flow.numbers import WithNumbers
 from ..control_flow.parts import HostNumbers
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
+from ..fx_graphs import copy_of
 from ..patches import fusible_operators, own_rules, region_schemas
 from ..tracing import Rules, is_random
 from . import double_backward, dynamo, passes
@@ -46,7 +47,6 @@ from .unstorable import (
     leaves_to_pytorch,
     reason_against,
     reason_of,
-    runnable,
 )
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]
@@ -149,7 +149,7 @@ class GraphCapture:
     def run(self, module: GraphModule) -> Callable[..., Any]:
         """The compiled function of the arguments of Dynamo's graph."""
         misdescribed = dynamo.misdescribed(module)
-        written = double_backward.unchanged(module) if torch.is_grad_enabled() else None
+        written = copy_of(module) if torch.is_grad_enabled() else None
         self._rewrite(module, passes.DYNAMO)
         trace = aot_autograd(
             fw_compiler=self.compile_forward,
@@ -239,10 +239,10 @@ class GraphCapture:
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
         on_host = _results_on_host(draft.module, draft.phase.saved)
-        whole = runnable(draft.module)
+        whole = copy_of(draft.module)
         compiled: BoxedFunction
         try:
-            draft = passes.run(draft, self._state, passes.PHASE)
+            draft = passes.run(draft, self._state, passes.PHASE, passes.RETURNED)
             compile_draft = self._compile_composed if draft.calls else self._compile_whole
             compiled = compile_draft(draft)
             if draft.views.views:
@@ -279,22 +279,9 @@ class GraphCapture:
         if self._hooks.composed is None or self._hooks.plan is None:
             what = "data decides what of it runs, and nobody was given to compose its parts"
             raise UnsupportedOp(draft.captured.name, what, "give `Hooks` what makes plans")
-        static = draft.captured.static_inputs
         draft = passes.run(draft, self._state, passes.SEVERAL)
-        divided = draft.divided
-        assert divided is not None
         plan = Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft)
-        outputs = list(plan.outputs)
-        for result, _ in divided.forwarded:
-            outputs[result] = PlanOutput()
-        phase = replace(
-            draft.phase,
-            forwarded=divided.forwarded,
-            saved=draft.phase.saved - {result for result, _ in divided.forwarded},
-            complex_inputs=divided.complex_inputs,
-            complex_outputs=divided.complex_outputs,
-        )
-        return self._hooks.composed(replace(plan, outputs=tuple(outputs)), phase, static)
+        return self._hooks.composed(plan, draft.phase, draft.captured.static_inputs)
 
 
 def _raising(text: str) -> BoxedFunction:

@@ -67,7 +67,7 @@ class Composer:
 
     def _plan(self, draft: Draft) -> Planned:
         """The plan of kernels of a part."""
-        draft = passes.run(draft, self._state, passes.WHOLE, passes.CALL)
+        draft = passes.run(draft, self._state, passes.RETURNED, passes.WHOLE, passes.CALL)
         if draft.numbers:
             raise UnsupportedOp("symbolic size", "no argument of a part gives it", "")
         return Planned(self._make(draft.captured, draft.phase), draft.phase)

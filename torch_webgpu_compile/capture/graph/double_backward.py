@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from ...fallbacks import warn_once
 from ...torch_private import (
@@ -26,14 +26,6 @@ from ...torch_private import (
 
 _NODE = "CompiledFunctionBackward"  # of AOTAutograd's autograd function
 _SKIP = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-
-
-def unchanged(module: GraphModule) -> GraphModule:
-    """A copy of Dynamo's graph, before operators are replaced in it."""
-    graph = Graph()
-    returned = graph.graph_copy(module.graph, {})
-    graph.output(returned)
-    return GraphModule(module, graph)
 
 
 def differentiable_twice(compiled: Callable[..., Any], module: GraphModule) -> Callable[..., Any]:
@@ -79,22 +71,17 @@ class _Hook:
         self._module = module
         self._versions = [a._version for a in arguments if isinstance(a, Tensor)]
         self._places = places
-        self._are_weak = False
         self._arguments: list[Any] = list(arguments)
 
     def __call__(
         self, gradients: Sequence[Tensor | None], given: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...] | None:
         if not torch.is_grad_enabled():
-            if not self._are_weak:
-                self._arguments = [
-                    weakref.ref(a) if isinstance(a, Tensor) else a for a in self._arguments
-                ]
-                self._are_weak = True
+            self._arguments = [
+                weakref.ref(a) if isinstance(a, Tensor) else a for a in self._arguments
+            ]
             return None
-        arguments = self._arguments
-        if self._are_weak:
-            arguments = [a() if isinstance(a, weakref.ref) else a for a in arguments]
+        arguments = [a() if isinstance(a, weakref.ref) else a for a in self._arguments]
         return self._again(arguments, gradients, given)
 
     def _again(

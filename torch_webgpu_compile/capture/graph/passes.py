@@ -24,10 +24,10 @@ from ...options import resolve
 from ...passes import Form, Pass
 from ...torch_private import OpOverload, TracingContext
 from ..complex_numbers.separation import separate_graph
-from ..control_flow.compose import format_divided, verify_divided
+from ..control_flow.compose import format_divided
 from ..control_flow.inline import inline_operators
 from ..control_flow.numbers import take_numbers
-from ..control_flow.parts import Divided, HostNumbers, divide
+from ..control_flow.parts import Divided, Division, HostNumbers
 from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
@@ -41,7 +41,7 @@ class Draft:
 
     Attributes:
         captured, phase: as they are so far.
-        calls: what divides the graph; see `divide`.
+        calls: what divides the graph; see `Division`.
         views: results that the caller makes of the arguments, which are no longer in the graph.
         numbers: integers that the caller computes of the arguments, which are the graph's last.
         divided: the graph in parts.
@@ -104,7 +104,10 @@ def _take_views(draft: Draft, state: State) -> Draft:
 def _divide(draft: Draft, state: State) -> Draft:
     captured = draft.captured
     given = captured.module, captured.name, draft.calls, captured.static_inputs
-    return replace(draft, divided=divide(*given, state.host_numbers))
+    divided = Division(*given, state.host_numbers).run()
+    inputs, outputs = divided.complex_inputs, divided.complex_outputs
+    phase = replace(draft.phase, complex_inputs=inputs, complex_outputs=outputs)
+    return replace(draft, divided=divided, phase=phase)
 
 
 def _take_numbers(draft: Draft, state: State) -> Draft:
@@ -177,11 +180,11 @@ DYNAMO = Form("Dynamo's graph", _verify, _text)
 TRACED = Form("AOTAutograd's graph", _verify_traced, _text)
 JOINT = replace(TRACED, name="joint graph", text=_joint_text)
 PHASE = replace(TRACED, name="graph of a phase")
+RETURNED = replace(TRACED, name="graph whose arguments the caller returns")
 SEVERAL = replace(TRACED, name="graph of several plans")
+# Steps are verified when there are the plans that they run: see `plan.verify`.
 DIVIDED = Form(
-    "Divided",
-    lambda draft, before, state: verify_divided(draft.divided),
-    lambda draft: format_divided(draft.divided),
+    "Divided", lambda draft, before, state: None, lambda draft: format_divided(draft.divided)
 )
 WHOLE = replace(TRACED, name="graph of one plan")
 CALL = replace(TRACED, name="graph of one plan, called as it is")
@@ -200,10 +203,10 @@ CAPTURE_PASSES: tuple[Pass, ...] = (
     Pass("split_log_softmax", JOINT, JOINT, _in_place(recompute.split_log_softmax)),
     # For inference, forward or backward. What no one plan can hold is divided.
     Pass("take_views", PHASE, PHASE, _take_views),
+    Pass("take_forwarded", RETURNED, RETURNED, _take_forwarded),
     Pass("divide", SEVERAL, DIVIDED, _divide),
     # What one plan holds.
     Pass("take_numbers", WHOLE, WHOLE, _take_numbers),
-    Pass("take_forwarded", WHOLE, WHOLE, _take_forwarded),
     Pass("take_seeds", CALL, CALL, _take_seeds),
     Pass("separate_complex", CALL, CAPTURED, _separate_complex),
 )

@@ -22,6 +22,7 @@ from ...torch_private import (
     tree_leaves,
     tree_map_only,
 )
+from ..fx_graphs import memory_like
 from ..refusals import refusal
 
 _MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal", "_operator")
@@ -76,7 +77,7 @@ def _check_operators(function: Callable[..., Any], args: Any, kwargs: Any) -> No
             stack.enter_context(mode.shape_env.suppress_guards())
             stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
         stack.enter_context(mode)
-        made = tree_map_only(Tensor, _like, (args, kwargs))  # the call may change them
+        made = tree_map_only(Tensor, memory_like, (args, kwargs))  # the call may change them
         stack.enter_context(asks)
         function(*made[0], **made[1])
     if asks.error is not None:
@@ -93,11 +94,6 @@ class _Asks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.error is not None:
             raise self.error
         return func(*args, **(kwargs or {}))
-
-
-def _like(tensor: Tensor) -> Tensor:
-    layout = tensor.shape, tensor.stride()
-    return torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
 
 
 def _call(node: Node) -> tuple[Callable[..., Any], Any, Any] | None:

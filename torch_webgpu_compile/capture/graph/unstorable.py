@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
 from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
-from ...torch_private import _LazyGraphModule, tree_leaves
+from ...torch_private import tree_leaves
 from ..fx_graphs import values_of
 
 _DTYPES = frozenset(
@@ -97,15 +97,6 @@ def _unstorable(value: Any) -> torch.dtype | torch.layout | None:
     if value.layout is not torch.strided:
         return value.layout
     return None if value.dtype in _DTYPES else value.dtype
-
-
-def runnable(graph: GraphModule) -> GraphModule:
-    """A copy of a graph, for PyTorch to run."""
-    copy = Graph()
-    copies: dict[Node, Node] = {}
-    for node in graph.graph.nodes:
-        copies[node] = copy.node_copy(node, copies.__getitem__)
-    return _LazyGraphModule(graph, copy)  # few of them will be called
 
 
 class Uncompiled:
