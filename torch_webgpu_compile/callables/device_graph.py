@@ -54,18 +54,24 @@ class _Kept:
     constant: GpuBuffer | None
     nbytes: int
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is just the memory at the position."""
+        return self.constant is None and not self.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     """New tensors in memory that the call has filled.
 
     Attributes:
-        kept: the memory.
+        position: of the memory among the buffers; -1: ask ``kept``.
         nbytes: of their storage.
         tensors: (position among the results, then the arguments of `storages.new_tensor`).
     """
 
     kept: _Kept
+    position: int
     nbytes: int
     dtype: torch.dtype
     tensors: tuple[tuple[int, int, Sequence[int], Sequence[int]], ...]
@@ -77,6 +83,7 @@ class _Made:
         views = [(position, *(view or whole)) for position, view in recipe.results]
         return _Made(
             kept,
+            kept.position if kept.is_plain else -1,
             recipe.offset_nbytes + recipe.nbytes,
             recipe.dtype,
             tuple(
@@ -384,7 +391,9 @@ class DeviceGraph(CompiledGraph):
         results = variant.results(values) if constants is None else constants[:]
         index, new_tensor = self.index, storages.new_tensor
         for made in resolved.made:
-            storage = storages.new_storage(made.nbytes, index, self._kept(made.kept, buffers))
+            where = made.position
+            filled = buffers[where] if where >= 0 else self._kept(made.kept, buffers)
+            storage = storages.new_storage(made.nbytes, index, filled)
             for position, offset, sizes, strides in made.tensors:
                 results[position] = new_tensor(storage, made.dtype, sizes, strides, offset, index)
         if resolved.counts:

@@ -84,7 +84,10 @@ class Recording:
         self.name = name
         self.steps = steps
         self.sizes = sizes or {}
-        count = sum([len(each.items) for each in commands if isinstance(each, DispatchRun)])
+        count = 0
+        for command in commands:
+            if isinstance(command, DispatchRun):
+                count += len(command.items)
         seconds = sum([step.seconds for step in steps])
         self.weight = max(count, math.ceil(MAX_BATCH * seconds / _BATCH_SECONDS))
 
