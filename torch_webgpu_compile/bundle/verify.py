@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +237,9 @@ class _ManifestChecks(_Checks):
             _EntryChecks(self._file, name, entry, variant.state).check()
 
     def _check_state(self, name: str, state: State) -> None:
+        is_shape = len(state.sizes) <= _MAX_RANK and all(size >= 0 for size in state.sizes)
         self._require(
-            len(state.sizes) <= _MAX_RANK
-            and all(size >= 0 for size in state.sizes)
-            and prod(state.sizes) * state.dtype.itemsize < _MAX_NBYTES,
+            is_shape and state.nbytes < _MAX_NBYTES,
             f"the state {name} has the sizes {state.sizes!r:.200}",
         )
         if state.file is None:
@@ -251,9 +249,8 @@ class _ManifestChecks(_Checks):
         if state.file not in self._starts:
             self._starts[state.file] = data_start(self._folder / state.file)
         end = self._manifest.files[state.file].nbytes
-        nbytes = prod(state.sizes) * state.dtype.itemsize
         self._require(
-            self._starts[state.file] <= state.offset and state.offset + nbytes <= end,
+            self._starts[state.file] <= state.offset and state.offset + state.nbytes <= end,
             f"the state {name} lies outside of the tensors in {state.file}",
         )
 
