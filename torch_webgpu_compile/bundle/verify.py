@@ -169,14 +169,14 @@ def _decoded(file: Path) -> Manifest:
 
 
 class _Checks:
-    """Checks of one file, which errors name."""
+    """Checks of one file, or of a part of it, which errors name."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, part: str = "") -> None:
+        self._file, self._part = file, part
 
     def _require(self, condition: bool, what: str) -> None:
         if not condition:
-            raise BundleError(self._file, what)
+            raise BundleError(self._file, self._part + what)
 
 
 class _ManifestChecks(_Checks):
@@ -259,14 +259,9 @@ class _EntryChecks(_Checks):
     """Checks of an entry, without its plan."""
 
     def __init__(self, file: Path, name: str, entry: Entry, states: Mapping[str, State]) -> None:
-        super().__init__(file)
-        self._name = name
+        super().__init__(file, f"entry {name}: ")
         self._entry = entry
         self._states = states
-
-    def _require(self, condition: bool, what: str) -> None:
-        if not condition:
-            raise BundleError(self._file, f"entry {self._name}: {what}")
 
     def check(self) -> None:
         entry = self._entry
@@ -286,9 +281,8 @@ class _EntryChecks(_Checks):
         try:
             structure = json.loads(entry.structure)
         except _DAMAGE as error:
-            raise BundleError(
-                self._file, f"entry {self._name}: its structure is no JSON ({error})"
-            ) from error
+            cause = f"{self._part}its structure is no JSON ({error})"
+            raise BundleError(self._file, cause) from error
         self._structure(structure, 0)
 
     def _sizes(self) -> set[Symbol]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -162,6 +163,7 @@ class _Exporter:
         self._names = Names({name: entry.function for name, entry in entries.items()})
         self._native = native_operators()
         self._states: dict[Key, str] = {}
+        self._unnamed = itertools.count(1)
 
     def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
         """Compiles everything, and then writes it."""
@@ -241,7 +243,7 @@ class _Exporter:
                 key = key_of(tensor)
                 found = known.get(key)
                 if key not in self._states:
-                    self._states[key] = found.name if found else self._names.new()
+                    self._states[key] = found.name if found else f"tensor{next(self._unnamed)}"
                 label = self._states[key]
                 named.setdefault(name, []).append(label)
                 before = states.get(label)
