@@ -8,6 +8,7 @@ A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are J
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from ..dtypes import DType
@@ -61,6 +62,11 @@ class State:
     changes: bool
     file: str | None
     offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.sizes) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,10 +45,10 @@ class States:
         stored: dict[str, list[str]] = defaultdict(list)
         for name, state in states.items():
             if state.file is None:
-                zeros = np.zeros(nbytes_of(state), np.uint8)
+                zeros = np.zeros(state.nbytes, np.uint8)
                 self.buffers[name] = device.upload_new(zeros)
             else:
-                self.buffers[name] = device.allocate(nbytes_of(state))
+                self.buffers[name] = device.allocate(state.nbytes)
                 stored[state.file].append(name)
         for file, names in stored.items():
             self._fill(reader, file, names)
@@ -62,7 +61,7 @@ class States:
             for name in names:
                 offset = self._states[name].offset
                 first = max(start, offset)
-                last = min(end, offset + nbytes_of(self._states[name]))
+                last = min(end, offset + self._states[name].nbytes)
                 if first < last:
                     part = piece[first - start : last - start]
                     self._device.upload(self.buffers[name], part, first - offset)
@@ -135,13 +134,8 @@ class States:
         return found
 
     def _download(self, names: Collection[str]) -> dict[str, Array]:
-        data = {name: np.empty(nbytes_of(self._states[name]), np.uint8) for name in names}
+        data = {name: np.empty(self._states[name].nbytes, np.uint8) for name in names}
         self._device.download_many(
             [(self.buffers[name], 0, bits.nbytes, bits.ctypes.data) for name, bits in data.items()]
         )
         return data
-
-
-def nbytes_of(state: State) -> int:
-    """Bytes of a state's elements."""
-    return prod(state.sizes) * state.dtype.itemsize

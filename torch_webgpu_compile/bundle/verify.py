@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +169,14 @@ def _decoded(file: Path) -> Manifest:
 
 
 class _Checks:
-    """Checks of one file, which errors name."""
+    """Checks of one file, or of a part of it, which errors name."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, part: str = "") -> None:
+        self._file, self._part = file, part
 
     def _require(self, condition: bool, what: str) -> None:
         if not condition:
-            raise BundleError(self._file, what)
+            raise BundleError(self._file, self._part + what)
 
 
 class _ManifestChecks(_Checks):
@@ -238,10 +237,9 @@ class _ManifestChecks(_Checks):
             _EntryChecks(self._file, name, entry, variant.state).check()
 
     def _check_state(self, name: str, state: State) -> None:
+        is_shape = len(state.sizes) <= _MAX_RANK and all(size >= 0 for size in state.sizes)
         self._require(
-            len(state.sizes) <= _MAX_RANK
-            and all(size >= 0 for size in state.sizes)
-            and prod(state.sizes) * state.dtype.itemsize < _MAX_NBYTES,
+            is_shape and state.nbytes < _MAX_NBYTES,
             f"the state {name} has the sizes {state.sizes!r:.200}",
         )
         if state.file is None:
@@ -251,9 +249,8 @@ class _ManifestChecks(_Checks):
         if state.file not in self._starts:
             self._starts[state.file] = data_start(self._folder / state.file)
         end = self._manifest.files[state.file].nbytes
-        nbytes = prod(state.sizes) * state.dtype.itemsize
         self._require(
-            self._starts[state.file] <= state.offset and state.offset + nbytes <= end,
+            self._starts[state.file] <= state.offset and state.offset + state.nbytes <= end,
             f"the state {name} lies outside of the tensors in {state.file}",
         )
 
@@ -262,14 +259,9 @@ class _EntryChecks(_Checks):
     """Checks of an entry, without its plan."""
 
     def __init__(self, file: Path, name: str, entry: Entry, states: Mapping[str, State]) -> None:
-        super().__init__(file)
-        self._name = name
+        super().__init__(file, f"entry {name}: ")
         self._entry = entry
         self._states = states
-
-    def _require(self, condition: bool, what: str) -> None:
-        if not condition:
-            raise BundleError(self._file, f"entry {self._name}: {what}")
 
     def check(self) -> None:
         entry = self._entry
@@ -289,9 +281,8 @@ class _EntryChecks(_Checks):
         try:
             structure = json.loads(entry.structure)
         except _DAMAGE as error:
-            raise BundleError(
-                self._file, f"entry {self._name}: its structure is no JSON ({error})"
-            ) from error
+            cause = f"{self._part}its structure is no JSON ({error})"
+            raise BundleError(self._file, cause) from error
         self._structure(structure, 0)
 
     def _sizes(self) -> set[Symbol]:

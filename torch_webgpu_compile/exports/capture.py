@@ -79,6 +79,11 @@ class CapturedFunction:
     returned: tuple[Returned, ...]
     structure: Any
 
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest sizes, by symbol."""
+        return {d.symbol: d.high for d in self.dimensions}
+
     def plan(self, make: PlanMaker) -> Plan:
         """Its plan, composed of others where data decide; ``make`` makes a plan of a graph."""
         if not self.draft.calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -145,7 +146,6 @@ class _Compiled:
 
     captured: CapturedFunction
     plan: Plan
-    most: dict[str, int]
 
 
 class _Exporter:
@@ -163,6 +163,7 @@ class _Exporter:
         self._names = Names({name: entry.function for name, entry in entries.items()})
         self._native = native_operators()
         self._states: dict[Key, str] = {}
+        self._unnamed = itertools.count(1)
 
     def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
         """Compiles everything, and then writes it."""
@@ -224,9 +225,8 @@ class _Exporter:
                 error.source,
             ) from error
         _close_ranges(name, plan, captured, target)
-        most = {d.symbol: d.high for d in captured.dimensions}
-        _check_plan(name, plan, most, captured, target)
-        return _Compiled(captured, _published(plan), most)
+        _check_plan(name, plan, captured.largest, captured, target)
+        return _Compiled(captured, _published(plan))
 
     # ---- writing
 
@@ -243,7 +243,7 @@ class _Exporter:
                 key = key_of(tensor)
                 found = known.get(key)
                 if key not in self._states:
-                    self._states[key] = found.name if found else self._names.new()
+                    self._states[key] = found.name if found else f"tensor{next(self._unnamed)}"
                 label = self._states[key]
                 named.setdefault(name, []).append(label)
                 before = states.get(label)
@@ -268,7 +268,7 @@ class _Exporter:
             made[name] = _entry(path, entry, named.get(name, []))
         kernels = f"kernels/{precision}.json"
         writer.add(kernels, json.dumps(list(modules), separators=(",", ":")).encode())
-        limits = needed_limits((entry.plan, entry.most) for entry in entries.values())
+        limits = needed_limits((entry.plan, entry.captured.largest) for entry in entries.values())
         features = ("shader-f16",) if precision == "float16" else ()
         return Variant(precision, features, limits, kernels, states, made)
 
@@ -289,7 +289,7 @@ def _entry(path: str, entry: _Compiled, states: Sequence[str]) -> Entry:
         arguments.append(Argument(seeds=captured.draft.phase.seeds))
     read = SizeReader().size if entry.plan.plans is None else size_of
 
-    given = {d.symbol for d in captured.dimensions}
+    given = captured.largest
 
     def spec_of(value: Tensor) -> TensorSpec:
         sizes = [size if _follows(size, given) else None for size in value.shape]
@@ -386,8 +386,7 @@ def _close_ranges(name: str, plan: Plan, captured: CapturedFunction, target: Tar
         return
 
     def runs(size: int) -> bool:
-        sizes = {d.symbol: d.high for d in captured.dimensions}
-        sizes |= {d.symbol: max(d.hint, min(size, d.high)) for d in opened}
+        sizes = captured.largest | {d.symbol: max(d.hint, min(size, d.high)) for d in opened}
         try:
             _check_plan(name, plan, sizes, captured, target)
         except UnsupportedOp:

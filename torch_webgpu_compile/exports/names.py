@@ -72,7 +72,6 @@ class Names:
         }
         self.optimizers = {n: v for n, v in roots if isinstance(v, Optimizer)}
         self._tensors = {n: v for n, v in roots if isinstance(v, Tensor)}
-        self._count = 0
 
     def known(self) -> dict[Key, Named]:
         """Every tensor that has a name now; optimizers may make theirs while they are traced."""
@@ -134,11 +133,6 @@ class Names:
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-
-    def new(self) -> str:
-        """A name for a tensor that was found nowhere."""
-        self._count += 1
-        return f"tensor{self._count}"
 
 
 def _parts(named: Named) -> Iterator[Named]:

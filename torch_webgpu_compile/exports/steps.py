@@ -34,6 +34,7 @@ from ..torch_private import (
     free_unbacked_symbols,
     tree_flatten,
     tree_leaves,
+    tree_map,
     tree_map_only,
     tree_unflatten,
 )
@@ -136,18 +137,16 @@ class StepRecorder(Recorder):  # type: ignore[no-untyped-call]
     ) -> None:
         """Makes the node of a loop or a branch, whose functions are graphs."""
 
-        def argument(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return self.node_of(value)
-            if isinstance(value, GraphModule):
-                name = f"function{len(self.constants)}"
-                self.attribute(name, value)
-                return self.graph.get_attr(name)
-            if isinstance(value, (tuple, list)):
-                return tuple(map(argument, value))
-            return value
+        def argument(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return self.node_of(leaf)
+            if not isinstance(leaf, GraphModule):
+                return leaf
+            name = f"function{len(self.constants)}"
+            self.attribute(name, leaf)
+            return self.graph.get_attr(name)
 
-        node = self.graph.call_function(func, tuple(map(argument, args)))
+        node = self.graph.call_function(func, tree_map(argument, tuple(args)))
         node.meta["val"] = tuple(results)
         if self.stack_trace is not None:
             node.meta["stack_trace"] = self.stack_trace

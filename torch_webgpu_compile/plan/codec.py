@@ -14,7 +14,6 @@ length of what it reads. Nothing that is read names code.
 
 from __future__ import annotations
 
-import json
 import math
 import types
 from base64 import b64decode, b64encode
@@ -47,14 +46,6 @@ class Codec:
 
     encode: Callable[[Any], Json]
     decode: Callable[[Json], Any]
-
-
-def read_json(hint: Any, text: bytes) -> Any:
-    """A value of an annotated type from what its codec wrote. Raises ValueError for other text."""
-    try:
-        return codec_of(hint).decode(json.loads(text))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 @cache

@@ -288,13 +288,7 @@ class _Verifier:
         return written
 
     def _output(self, output: PlanOutput, defined: set[str]) -> None:
-        if output.mutates is not None:
-            inputs = self._plan.inputs
-            self._require(
-                0 <= output.mutates < len(inputs) and inputs[output.mutates].buffer is not None,
-                f"it changes argument {output.mutates}, which is no tensor",
-            )
-            self._require(output.buffer is not None, "it changes an argument to nothing")
+        self._changed(output)
         if output.buffer is None:
             return
         self._require(output.size is None and output.constant is None, "an output is two things")
@@ -306,6 +300,16 @@ class _Verifier:
                 buffer.role != "input" or own, f"{output.buffer} is another argument's memory"
             )
         self._view(output, buffer)
+
+    def _changed(self, output: PlanOutput) -> None:
+        """Checks the argument that an output changes, if it changes one."""
+        if output.mutates is not None:
+            inputs = self._plan.inputs
+            self._require(
+                0 <= output.mutates < len(inputs) and inputs[output.mutates].buffer is not None,
+                f"it changes argument {output.mutates}, which is no tensor",
+            )
+            self._require(output.buffer is not None, "it changes an argument to nothing")
 
     def _view(self, output: PlanOutput, buffer: PlanBuffer) -> None:
         """Checks that an output shows nothing outside of its buffer, as far as sizes are known."""
@@ -396,13 +400,9 @@ class _ComposedVerifier(_Verifier):
             bare = PlanOutput(output.buffer, constant=output.constant, mutates=output.mutates)
             self._require(output == bare, "a composed plan lays out a result")
             self._named(filter(None, (output.buffer,)))
-            if output.mutates is not None:
-                known = range(len(plan.inputs))
-                is_tensor = output.mutates in known and plan.inputs[output.mutates].buffer
-                self._require(
-                    bool(is_tensor) and output.buffer in self._tensors,
-                    f"it changes argument {output.mutates}, which is no tensor",
-                )
+            self._changed(output)
+            is_number = output.mutates is not None and output.buffer in self._numbers
+            self._require(not is_number, f"it changes argument {output.mutates} to a number")
 
     def is_number(self, output: PlanOutput) -> bool:
         return output.buffer not in self._tensors

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ..plan.model import HostStep, Plan
-from .sized import MemoryPlace, SizedDispatch, SizedPlan, SizedStep
+from ..plan.model import Plan
+from .sized import MemoryPlace, SizedDispatch, SizedPlan
 
 # A section costs the host some ten microseconds. So there are none for less than this, in bytes and
 # as a part of what the call holds, nor for the last part of what all possible sections would save.
@@ -60,38 +60,32 @@ def divide(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[Sect
     """
     changed = {output.buffer for output in plan.outputs if output.mutates is not None}
     is_changed = any(plan.buffers[name].role == "input" for name in changed if name is not None)
-    if is_changed or any(isinstance(step, HostStep) for step in sized.steps):
+    steps = [step for step in sized.steps if isinstance(step, SizedDispatch)]
+    if is_changed or len(steps) < len(sized.steps):
         return [Section(sized)]
-    lives = _lives(plan, sized, given_up)
-    ends = _ends(lives, len(sized.steps))
+    lives = _lives(plan, sized, steps, given_up)
+    ends = _ends(lives, len(steps))
     if len(ends) < 2:
         return [Section(sized)]
     starts = [0, *ends[:-1]]
     places, released = _memory(plan, lives, starts)
     return [
-        Section(_part(plan, sized, sized.steps[start:end], places[k]), tuple(released[k]))
+        Section(_part(plan, sized, steps[start:end], places[k]), tuple(released[k]))
         for k, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 
 
-def _positions(step: SizedStep) -> tuple[int, ...]:
-    """Positions, among `SizedPlan.names`, of the buffers that a step reads and writes."""
-    match step:
-        case SizedDispatch():
-            return step.buffers
-        case HostStep():
-            raise TypeError(f"host step {step.target} is in a plan that is divided")
-
-
-def _lives(plan: Plan, sized: SizedPlan, given_up: Collection[str]) -> list[_Life]:
+def _lives(
+    plan: Plan, sized: SizedPlan, steps: Sequence[SizedDispatch], given_up: Collection[str]
+) -> list[_Life]:
     """Lifetimes of outputs, intermediates, and the inputs that are given up."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for k, step in enumerate(sized.steps):
-        for position in _positions(step):
+    for k, step in enumerate(steps):
+        for position in step.buffers:
             first.setdefault(sized.names[position], k)
             last[sized.names[position]] = k
-    end = len(sized.steps) - 1
+    end = len(steps) - 1
     returned = {output.buffer for output in plan.outputs}
     found = []
     for name, nbytes in zip(sized.names, sized.nbytes, strict=True):
@@ -204,10 +198,10 @@ def _runs(members: Sequence[_Life], section_of: Callable[[int], int]) -> list[li
 
 
 def _part(
-    plan: Plan, sized: SizedPlan, steps: Sequence[SizedStep], places: Sequence[MemoryPlace]
+    plan: Plan, sized: SizedPlan, steps: Sequence[SizedDispatch], places: Sequence[MemoryPlace]
 ) -> SizedPlan:
     """Some steps as a plan of the buffers that they need."""
-    used = {sized.names[position] for step in steps for position in _positions(step)}
+    used = {sized.names[position] for step in steps for position in step.buffers}
     if not used.isdisjoint(plan.prepared) and plan.preparation is not None:
         used.update(plan.prepared)
         used.update(spec.buffer for spec in plan.preparation.inputs if spec.buffer is not None)
@@ -223,13 +217,9 @@ def _part(
     )
 
 
-def _moved(step: SizedStep, positions: Mapping[int, int]) -> SizedStep:
-    match step:
-        case SizedDispatch():
-            return replace(
-                step,
-                buffers=tuple(positions[k] for k in step.buffers),
-                conflicts=tuple((positions[a], positions[b]) for a, b in step.conflicts),
-            )
-        case HostStep():
-            return step
+def _moved(step: SizedDispatch, positions: Mapping[int, int]) -> SizedDispatch:
+    return replace(
+        step,
+        buffers=tuple(positions[k] for k in step.buffers),
+        conflicts=tuple((positions[a], positions[b]) for a, b in step.conflicts),
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..options import CompileOptions
 from ..plan.cache_folder import CacheFolder
-from ..plan.codec import codec_of, read_json
+from ..plan.codec import codec_of
 from ..target import Machine, Target
 
 _MEASURED = ("bytes_per_second", "flops_per_second", "dispatch_seconds", "multiprocessors")
@@ -62,8 +62,8 @@ def _machines_in(folder: str) -> CacheFolder:
 def _parse(content: bytes) -> Machine | None:
     """A machine from JSON; None for other content, or that of another version."""
     try:
-        machine: Machine = read_json(Machine, content)
-    except ValueError:
+        machine: Machine = codec_of(Machine).decode(json.loads(content))
+    except (ValueError, RecursionError):
         return None
     found = {name: getattr(machine, name) for name in _MEASURED}
     is_possible = all(math.isfinite(value) and value > 0 for value in found.values())

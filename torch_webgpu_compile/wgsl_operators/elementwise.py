@@ -70,7 +70,6 @@ class ElementwiseOperator(Operator):
             lower_function(function),
         )
         super().__init__(name, overload)
-        self._parameters = function.parameters
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The function's results for tensors, or Python numbers, by position or by name.
@@ -81,14 +80,14 @@ class ElementwiseOperator(Operator):
             OverflowError: an integer does not fit.
         """
         given = list(arguments)
-        for parameter, _ in self._parameters[len(given) :]:
+        for parameter, _ in self.function.parameters[len(given) :]:
             if parameter not in named:
                 raise TypeError(f"{self.name}: missing the argument {parameter}")
             given.append(named.pop(parameter))
-        if named or len(given) > len(self._parameters):
-            wanted = ", ".join(parameter for parameter, _ in self._parameters)
+        if named or len(given) > len(self.function.parameters):
+            wanted = ", ".join(parameter for parameter, _ in self.function.parameters)
             raise TypeError(f"{self.name} takes ({wanted}), got more")
-        pairs = zip(given, self._parameters, strict=True)
+        pairs = zip(given, self.function.parameters, strict=True)
         return self.overload(*[self._tensor(value, *parameter) for value, parameter in pairs])
 
     def _tensor(self, value: Any, parameter: str, type: str) -> Tensor:
@@ -154,7 +153,7 @@ class ElementwiseOperator(Operator):
         source = find_source(title, given, depth=2)
         function = parse_function(source, title, entry or _short(title))
         remember(source)
-        own = [(name, type) for name, type in self.function.parameters]
+        own = self.function.parameters
         differentiable = [name for name, type in own if type in ("f32", "f16")]
         what = "its gradient"
         step = f"write it with the parameters ({', '.join(f'{n}: {t}' for n, t in own)})"

@@ -47,7 +47,6 @@ class KernelOperator(Operator):
         self._uniforms = uniforms
         self._signature = inspect.signature(outputs)
         self._types = _argument_types(name, kernel, self._signature)
-        self._name = name
         parameters = ", ".join(
             _declared(f"{type} {argument}", self._signature.parameters[argument].default)
             for argument, type in self._types.items()
@@ -79,14 +78,14 @@ class KernelOperator(Operator):
         for name, tensor, type in tensors:
             if tensor.dtype is not _DTYPES[type]:
                 raise TypeError(
-                    f"{self._name}: {name} is {type} and takes no {tensor.dtype}; convert it with "
+                    f"{self.name}: {name} is {type} and takes no {tensor.dtype}; convert it with "
                     f".to({_DTYPES[type]})"
                 )
         made = self._outputs(**given)
         shapes = [made] if len(self.kernel.outputs) == 1 else list(made)
         if len(shapes) != len(self.kernel.outputs) or not all(map(_is_shape, shapes)):
             wanted = "a shape" if len(self.kernel.outputs) == 1 else "a shape for each result"
-            raise TypeError(f"{self._name}: outputs gives {made!r}, not {wanted}")
+            raise TypeError(f"{self.name}: outputs gives {made!r}, not {wanted}")
         device = next((t.device for _, t, _ in tensors if t.device.type != "cpu"), None)
         like = tensors[0][1]
         results = tuple(
@@ -101,7 +100,7 @@ class KernelOperator(Operator):
         found = self._grid(**given)
         sizes = tuple(found) if isinstance(found, Iterable) else (found,)
         if not 1 <= len(sizes) <= 3 or not all(map(_is_integer, sizes)):
-            raise TypeError(f"{self._name}: grid gives {found!r}, not one to three integers")
+            raise TypeError(f"{self.name}: grid gives {found!r}, not one to three integers")
         x, y, z = (*sizes, 1, 1)[:3]
         computed = dict(self._uniforms(**given)) if self._uniforms else {}
         names = [name for name, _ in self.kernel.uniforms]
@@ -110,7 +109,7 @@ class KernelOperator(Operator):
         if missing or unknown:
             wanted = [name for name in names if name not in given]
             raise TypeError(
-                f"{self._name}: uniforms gives {sorted(computed)}, not exactly {sorted(wanted)}"
+                f"{self.name}: uniforms gives {sorted(computed)}, not exactly {sorted(wanted)}"
             )
         return (x, y, z), [given.get(name, computed.get(name)) for name in names]
 
