@@ -312,13 +312,14 @@ class Division:
         after, self._pending = self._pending, before
         is_one = isinstance(node.meta["val"], Tensor)
         for old in [node] if is_one else list(node.users):
-            new = made[0 if is_one else old.args[1]]
+            new = made[0 if is_one else old.args[1]]  # type: ignore[index]
             new.meta = {**node.meta, "val": self._at_start(old), "unbacked_bindings": None}
             old.replace_all_uses_with(new)
-        is_read = isinstance(choice.count, Tensor)
-        count = self._value(self._recorder.node_of(choice.count) if is_read else choice.count)
+        if isinstance(choice.count, Tensor):
+            step: Step = ReadNumber(self._value(self._recorder.node_of(choice.count)), unknown)
+        else:
+            step = Compute(unknown, symbol(self._value(choice.count)))
         self._close()
-        step = ReadNumber(count, unknown) if is_read else Compute(unknown, symbol(count))
         self._steps.append(step)
         self._known.add(unknown)
         self._take_offset(node, choice)

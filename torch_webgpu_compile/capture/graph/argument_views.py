@@ -125,11 +125,12 @@ def take_forwarded(graph: torch.fx.GraphModule) -> tuple[tuple[int, int], ...]:
         if node.args[0] in positions:
             positions[node] = positions[node.args[0]]
     (returned,) = output.args
-    found = tuple((k, positions[node]) for k, node in enumerate(returned) if node in positions)
+    nodes = [(k, item) for k, item in enumerate(returned) if isinstance(item, Node)]
+    found = {k: positions[node] for k, node in nodes if node in positions}
     if found:
-        output.args = (tuple(None if node in positions else node for node in returned),)
+        output.args = (tuple(None if k in found else item for k, item in enumerate(returned)),)
         graph.recompile()
-    return found
+    return tuple(found.items())
 
 
 def token_count(metadata: Any) -> int:
