@@ -85,7 +85,8 @@ def _continue_after_writes(graph: Graph) -> None:
         if kind in ("multiply", "divide", "add", "subtract", "fill") and has_effect(node):
             changed = node.args[0] if node.args else None
             if isinstance(changed, Node) and _is_of_product(changed):
-                _read_after(changed, node, position)
+                later = [user for user in changed.users if position[user] > position[node]]
+                changed.replace_all_uses_with(node, later.__contains__)
 
 
 def _is_of_product(node: Node) -> bool:
@@ -99,13 +100,6 @@ def _is_of_product(node: Node) -> bool:
             return False
         node = inner
     return False
-
-
-def _read_after(changed: Node, write: Node, position: dict[Node, int]) -> None:
-    def is_later(user: Node) -> bool:
-        return position[user] > position[write]
-
-    changed.replace_all_uses_with(write, is_later)
 
 
 def _match(node: Node) -> tuple[_Found, tuple[Factor, Factor, Factor], Permutation] | None:

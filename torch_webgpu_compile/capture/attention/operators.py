@@ -9,6 +9,7 @@ compositions of ordinary operators.
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -162,22 +163,19 @@ def transformer_encoder_layer(
 ) -> Tensor:
     """``torch._transformer_encoder_layer_fwd``: the whole layer, evaluation mode."""
 
+    projections = qkv_weight, qkv_bias, proj_weight, proj_bias
+
     def attended(x: Tensor) -> Tensor:
-        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return self_attention(x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[
-            0
-        ]
+        rest = mask, False, True, mask_type
+        return self_attention(x, embed_dim, num_heads, *projections, *rest)[0]
 
     def feed_forward(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
         return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
 
-    def norm_1(x: Tensor) -> Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
-
-    def norm_2(x: Tensor) -> Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
-
+    norm = partial(F.layer_norm, normalized_shape=(embed_dim,), eps=eps)
+    norm_1 = partial(norm, weight=norm_weight_1, bias=norm_bias_1)
+    norm_2 = partial(norm, weight=norm_weight_2, bias=norm_bias_2)
     if norm_first:
         x = src + attended(norm_1(src))
         return x + feed_forward(norm_2(x))

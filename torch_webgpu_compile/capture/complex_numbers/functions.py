@@ -341,8 +341,6 @@ _EXPRESSIONS: dict[tuple[OpOverload, ...], Callable[..., Any]] = {
     (aten.silu.default,): lambda z: z * sigmoid(z),
     (aten.sigmoid_backward.default,): lambda g, y: g * ((constant(1, y.dtype) - y) * y).conj(),
     (aten.tanh_backward.default,): lambda g, y: g * (constant(1, y.dtype) - y * y).conj(),
-    (aten.dot.default,): lambda a, b: (a * b).map(torch.sum),
-    (aten.vdot.default,): lambda a, b: (a.conj() * b).map(torch.sum),
     (aten.pow.Tensor_Tensor, aten.pow.Scalar): power,
 }
 for _ops, _rule in _EXPRESSIONS.items():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...torch_ops import fft as _fft  # noqa: F401  defines the operators
+from .functions import elementwise
 from .pair import Pair, as_pair, join, separate
 from .registry import ComplexCall, rule
 
@@ -56,6 +57,10 @@ def _mm(call: ComplexCall, self: Any, mat2: Any) -> Pair:
 def _mv(call: ComplexCall, self: Any, vec: Any) -> Pair:
     vector = _unsqueezed(as_pair(vec, call.dtype), 1)
     return _product(as_pair(self, call.dtype), vector).map(lambda part: part.squeeze(1))
+
+
+elementwise(aten.dot.default)(lambda a, b: (a * b).map(torch.sum))
+elementwise(aten.vdot.default)(lambda a, b: (a.conj() * b).map(torch.sum))
 
 
 def _outer(call: ComplexCall, self: Any, vec2: Any) -> Pair:
