@@ -132,19 +132,14 @@ def lower_eye(builder: Builder, *arguments: Any, **options: Any) -> Value:
     return Value(out.dtype, out.sizes, cast(equal, out.dtype))
 
 
-@lowers(aten.tril.default)
-def lower_tril(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
-    """[…, m, n] with 0 where column > row + diagonal."""
-    return _triangle(builder, self, "le", diagonal)
+def _register_triangle(name: str, comparison: str) -> None:
+    @lowers(getattr(aten, name).default)
+    def lower(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
+        """[…, m, n] with 0 where column > row + diagonal, or < for the upper triangle."""
+        row, column = positions(self.sizes)[-2:]
+        keep = apply(comparison, Index(column), Index(row + diagonal))
+        return builder.pointwise(where(keep, self.body, 0), self.sizes)
 
 
-@lowers(aten.triu.default)
-def lower_triu(builder: Builder, self: Value, diagonal: IntLike = 0) -> Value:
-    """[…, m, n] with 0 where column < row + diagonal."""
-    return _triangle(builder, self, "ge", diagonal)
-
-
-def _triangle(builder: Builder, value: Value, comparison: str, diagonal: IntLike) -> Value:
-    row, column = positions(value.sizes)[-2:]
-    keep = apply(comparison, Index(column), Index(row + diagonal))
-    return builder.pointwise(where(keep, value.body, 0), value.sizes)
+_register_triangle("tril", "le")
+_register_triangle("triu", "ge")

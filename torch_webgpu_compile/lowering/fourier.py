@@ -65,17 +65,12 @@ def lower_rfft(builder: Builder, x: Value, dims: Sequence[int], scale: float) ->
         first = Value(F32, sizes, body)
     else:
         buffer = builder.new_buffer(F32, sizes)
-        own = replace(_along(last, x.sizes, n, True), is_half=True)
-        element = _elements(last, lambda at: Complex(cast(x.at(at), F32)))
-        add_transform(builder, buffer, replace(own, element=element, scale=_own(scale, dims)), last)
+        own_scale = scale if len(dims) == 1 else 1.0
+        own = _along(last, x.sizes, n, True, lambda at: Complex(cast(x.at(at), F32)), own_scale)
+        add_transform(builder, buffer, replace(own, is_half=True), last)
         first = builder.load(buffer)
     rest = [dim % x.rank for dim in dims[:-1]]
     return _transformed(builder, first, rest, True, scale if rest or n == 1 else 1.0)
-
-
-def _own(scale: float, dims: Sequence[int]) -> float:
-    """The scale that the first of several transforms applies: all of it if it is the only one."""
-    return scale if len(dims) == 1 else 1.0
 
 
 @lowers(torch.ops.webgpu.irfft.default)
@@ -99,11 +94,11 @@ def lower_irfft(
     if length == 1:
         return builder.pointwise(number(positions(sizes)).real * scale, sizes)
     if length % 2 or length == 2:
-        own = replace(
-            _along(last, sizes, length, False),
-            element=_elements(last, lambda at: _mirrored(number, at, last, length)),
-            scale=scale,
-        )
+
+        def whole(at: Sequence[Expr]) -> Complex:
+            return _mirrored(number, at, last, length)
+
+        own = _along(last, sizes, length, False, whole, scale)
         buffer = builder.new_buffer(F32, sizes)
         add_transform(builder, buffer, own, last)
         return builder.load(buffer)
@@ -160,7 +155,7 @@ def _of_half_length(
         F32, [halves[k] for k in (*order, dim + 1)], strides=[strides[k] for k in (*order, dim + 1)]
     )
     logical = [halves[k] for k in order]
-    own = replace(_along(dim, logical, m, False), element=_elements(dim, both), scale=scale)
+    own = _along(dim, logical, m, False, both, scale)
     add_transform(builder, buffer, own, dim)
     inverse = list(range(len(order)))
     inverse.insert(dim + 1, len(order))
@@ -183,35 +178,30 @@ def _transformed(
     while left:
         dim, n = left.pop(), lengths.pop()
         buffer = builder.new_buffer(F32, (*pairs.sizes[:-1], PAIR))
-        own = replace(
-            _along(dim, pairs.sizes[:-1], n, forward),
-            element=_elements(dim, partial(number_at, pairs)),
-            scale=1.0 if left else scale,
-        )
+        number, own_scale = partial(number_at, pairs), 1.0 if left else scale
+        own = _along(dim, pairs.sizes[:-1], n, forward, number, own_scale)
         add_transform(builder, buffer, own, dim)
         pairs = builder.load(buffer)
     return pairs
 
 
-def _along(dim: int, sizes: Sequence[Expr], n: int, forward: bool) -> Transform:
-    """The transform of one dimension of a tensor of ``sizes``, without its elements."""
-
-    def nothing(rows: Rows, j: Expr) -> Complex:
-        raise AssertionError("a transform without elements")
-
+def _along(
+    dim: int,
+    sizes: Sequence[Expr],
+    n: int,
+    forward: bool,
+    number: Callable[[Sequence[Expr]], Complex],
+    scale: float,
+) -> Transform:
+    """The transform of one dimension of a tensor of ``sizes``, whose elements ``number`` gives."""
     return Transform(
         ranges=(*sizes[:dim], *sizes[dim + 1 :]),
         length=n,
         forward=forward,
-        element=nothing,
+        element=lambda rows, j: number([*rows[:dim], j, *rows[dim:]]),
         index=lambda rows, k: (*rows[:dim], k, *rows[dim:]),
+        scale=scale,
     )
-
-
-def _elements(
-    dim: int, number: Callable[[Sequence[Expr]], Complex]
-) -> Callable[[Rows, Expr], Complex]:
-    return lambda rows, j: number([*rows[:dim], j, *rows[dim:]])
 
 
 def _length(size: Expr) -> int:
@@ -332,16 +322,12 @@ def _add_passes(builder: Builder, output: Buffer, transform: Transform, longest:
     kept = as_expr(n1 // 2 + 1 if transform.is_half else n1)
     sizes = (*transform.ranges, kept, as_expr(n2), PAIR)
     between = builder.new_buffer(F32, sizes, f"{builder.hint}_pass")
-    first = replace(
-        transform,
+    first = Transform(
         ranges=(*transform.ranges, as_expr(n2)),
         length=n1,
+        forward=transform.forward,
         element=lambda rows, j1: transform.element(rows[:-1], j1 * n2 + rows[-1]),
         index=lambda rows, k1: (*rows[:-1], k1, rows[-1]),
-        scale=1.0,
-        factor=None,
-        mirror=None,
-        is_half=False,
     )
     _add_node(builder, between, first)
     loaded = builder.load(between)

@@ -16,6 +16,7 @@ from ..torch_ops.scans import ScanFunction, parsed
 from .builder import Builder, operand
 from .elementwise import lowered_steps
 from .joining import in_one_buffer
+from .promotion import word_dtype
 from .registry import NotLowered, lowers
 from .value import IndexLike, Value, broadcast_index, positions, zeros
 
@@ -37,7 +38,8 @@ def lower_scan(
     steps, lanes = as_expr(length), init[0].sizes
     results = builder.results
     if init[0].is_empty or (steps.is_constant and not int(steps)):
-        empty = (zeros((steps, *lanes), _dtype(found)) for found in results[len(init) :])
+        numbers = range(len(init), len(results))
+        empty = (zeros((steps, *lanes), builder.result(k).dtype) for k in numbers)
         return (*init, *empty)
     given = _within_bindings(builder, [*init, *xs, *constants], len(results))
     init, xs = given[: len(init)], given[len(init) : len(init) + len(xs)]
@@ -50,11 +52,12 @@ def lower_scan(
     within = contiguous_strides((*lanes[:outer], steps, *lanes[outer:]))
     strides = (within[outer], *within[:outer], *within[outer + 1 :])
     carried = [
-        builder.new_buffer(_stored(init[k].dtype), lanes, f"{builder.hint}_last{k}") for k in finals
+        builder.new_buffer(word_dtype(init[k].dtype), lanes, f"{builder.hint}_last{k}")
+        for k in finals
     ]
     stacked = [
         builder.new_buffer(
-            _stored(row_bodies[k].dtype), (steps, *lanes), f"{builder.hint}_{k}", strides=strides
+            word_dtype(row_bodies[k].dtype), (steps, *lanes), f"{builder.hint}_{k}", strides=strides
         )
         for k in rows
     ]
@@ -129,23 +132,10 @@ def _bodies(
         return builder.finished(operand(found, lanes, dtype))
 
     carried = tuple(body(a, carry.dtype) for a, carry in zip(function.carried, init, strict=True))
-    signatures = builder.results[len(init) :]
-    rows = tuple(body(a, _dtype(found)) for a, found in zip(function.rows, signatures, strict=True))
+    dtypes_of_rows = (builder.result(k).dtype for k in range(len(init), len(builder.results)))
+    rows = tuple(body(a, dtype) for a, dtype in zip(function.rows, dtypes_of_rows, strict=True))
     if any(part.dtype is dtypes.float64 for part in (*carried, *rows)) and not (
         builder.target.supports(dtypes.float64)
     ):
         raise NotLowered("a scan in float64")
     return carried, rows
-
-
-def _dtype(result: object) -> DType:
-    dtype = getattr(result, "dtype", None)
-    assert isinstance(dtype, DType)
-    return dtype
-
-
-def _stored(dtype: DType) -> DType:
-    """The dtype in memory of a value that one invocation writes by itself."""
-    if dtype.itemsize >= 4:
-        return dtype
-    return dtypes.float32 if dtype.is_float else dtypes.int32

@@ -224,7 +224,8 @@ def _register_unwidened(name: str, overloads: str) -> None:
         return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
 
 
-def _register_binary(operator: str, name: str, overloads: str, to_float: bool = False) -> None:
+def register_binary(operator: str, name: str, overloads: str, to_float: bool = False) -> None:
+    """Registers the scalar op ``name`` as the lowering of an operator of two operands."""
     packet = getattr(aten, operator)
     found = (getattr(packet, overload) for overload in overloads.split())
 
@@ -236,15 +237,15 @@ def _register_binary(operator: str, name: str, overloads: str, to_float: bool = 
 
 _register_unwidened("remainder", "Tensor Scalar Scalar_Tensor")
 _register_unwidened("fmod", "Tensor Scalar")
-_register_binary("atan2", "atan2", "default", to_float=True)
-_register_binary("copysign", "copysign", "Tensor Scalar", to_float=True)
-_register_binary("nextafter", "nextafter", "default")
+register_binary("atan2", "atan2", "default", to_float=True)
+register_binary("copysign", "copysign", "Tensor Scalar", to_float=True)
+register_binary("nextafter", "nextafter", "default")
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    _register_binary(_name, _name, "Tensor Scalar Scalar_Tensor")
+    register_binary(_name, _name, "Tensor Scalar Scalar_Tensor")
 for _side, _dunder in (("left", "__lshift__"), ("right", "__rshift__")):
     _name = f"shift_{_side}"
-    _register_binary(f"bitwise_{_side}_shift", _name, "Tensor Tensor_Scalar Scalar_Tensor")
-    _register_binary(_dunder, _name, "Scalar Tensor")
+    register_binary(f"bitwise_{_side}_shift", _name, "Tensor Tensor_Scalar Scalar_Tensor")
+    register_binary(_dunder, _name, "Scalar Tensor")
 
 
 @lowers_elementwise(aten.bitwise_not.default)
@@ -408,16 +409,8 @@ def rounded_operand(arg: Operand, dtype: DType) -> Operand:
     return arg
 
 
-def _register_comparison(name: str) -> None:
-    packet = getattr(aten, name)
-
-    @lowers(packet.Tensor, packet.Scalar)
-    def lower(builder: Builder, self: Value, other: Operand) -> Value:
-        return unwidened(builder, lambda a, b: apply(name, a, b), self, other)
-
-
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _register_comparison(_name)
+    _register_unwidened(_name, "Tensor Scalar")
 
 
 def _register_logical(name: str, scalar_op: str) -> None:

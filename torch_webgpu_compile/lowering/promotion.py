@@ -75,6 +75,16 @@ def compute_dtype(dtype: DType) -> DType:
     return dtypes.float32 if dtype.is_float and dtype.itemsize <= 2 else dtype
 
 
+def word_dtype(dtype: DType) -> DType:
+    """``dtype``, or for a narrow one that of 32 bits whose elements one invocation can write.
+
+    Sums of narrow ones wrap, or are rounded once, at last.
+    """
+    if dtype.itemsize >= 4:
+        return dtype
+    return dtypes.float32 if dtype.is_float else dtypes.int32
+
+
 def float_dtype(dtype: DType) -> DType:
     """``dtype``, or the default float for integers and bool."""
     return dtype if dtype.is_float else default_float()

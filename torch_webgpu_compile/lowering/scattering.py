@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .. import dtypes
-from ..dtypes import DType
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const, neutral, scalar_symbols, where
 from ..ir.spaces import symbol_keys
 from ..symbolic.sizes import (
@@ -30,7 +29,7 @@ from ..symbolic.sizes import (
 from .builder import Builder, as_value, masked
 from .index_checks import data_index
 from .pointwise import plus
-from .promotion import Operand
+from .promotion import Operand, word_dtype
 from .reductions import converted
 from .registry import NotLowered
 from .scans import inclusive_scan
@@ -67,7 +66,7 @@ def scatter(
 def updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
     """`scatter` of updates."""
     dtype = updates.initial.dtype
-    wide = _accumulator(dtype) if accumulate else dtype
+    wide = word_dtype(dtype) if accumulate else dtype
     widened = replace(updates, initial=updates.initial.cast(wide), body=cast(updates.body, wide))
     return converted(builder, _updated(builder, widened, accumulate), dtype)
 
@@ -76,13 +75,6 @@ def are_few(count: Expr) -> bool:
     """Whether each result is compared with all of so many indices, rather than these sorted."""
     most = upper_bound(count)
     return most is not None and most <= _FEW
-
-
-def _accumulator(dtype: DType) -> DType:
-    """The dtype in which sums of ``dtype`` accumulate: narrow ones wrap or round once, at last."""
-    if dtype.itemsize >= 4:
-        return dtype
-    return dtypes.float32 if dtype.is_float else dtypes.int32
 
 
 def _updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:

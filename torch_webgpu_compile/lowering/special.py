@@ -18,7 +18,7 @@ from ..ir.scalar import Scalar, apply, cast, const, where
 from ..symbolic.sizes import IntLike
 from ..torch_private import _disable_current_modes
 from .builder import Builder
-from .pointwise import elementwise, lowers_elementwise
+from .pointwise import elementwise, lowers_elementwise, register_binary
 from .promotion import compute_dtype, float_dtype, result_dtype
 from .registry import NotLowered, lowers
 from .value import Value
@@ -330,13 +330,8 @@ def _define(name: str, function: Callable[..., Any]) -> None:
 
 
 def _register_polynomial(operator: str, name: str) -> None:
-    packet = getattr(aten, f"special_{operator}")
-    _define(name, packet)
-
-    @lowers_elementwise(packet.default, packet.x_scalar, packet.n_scalar, to_float=True)
-    def body(x: Scalar, n: Scalar) -> Scalar:
-        """The polynomial of degree n at x, in the float dtype of their promoted dtype."""
-        return apply(name, x, n)
+    _define(name, getattr(aten, f"special_{operator}"))
+    register_binary(f"special_{operator}", name, "default x_scalar n_scalar", to_float=True)
 
 
 for _kind in "tuvw":
@@ -348,14 +343,8 @@ _register_polynomial("laguerre_polynomial_l", "laguerre")
 _register_polynomial("legendre_polynomial_p", "legendre")
 
 
-_ZETA = aten.special_zeta
-_define("zeta", _ZETA)
-
-
-@lowers_elementwise(_ZETA.default, _ZETA.self_scalar, _ZETA.other_scalar, to_float=True)
-def _zeta(x: Scalar, q: Scalar) -> Scalar:
-    """Hurwitz's zeta function, in the float dtype of the promoted dtype."""
-    return apply("zeta", x, q)
+_define("zeta", aten.special_zeta)
+register_binary("special_zeta", "zeta", "default self_scalar other_scalar", to_float=True)
 
 
 def _register_gamma(name: str) -> None:
@@ -378,10 +367,7 @@ _register_gamma("igamma")
 _register_gamma("igammac")
 
 
-@lowers_elementwise(aten.gcd.default)
-def _gcd(a: Scalar, b: Scalar) -> Scalar:
-    """The greatest common divisor of |a| and |b|, in the promoted integer dtype."""
-    return apply("gcd", a, b)
+register_binary("gcd", "gcd", "default")
 
 
 @lowers_elementwise(aten.lcm.default)
