@@ -56,7 +56,6 @@ def generate_depthwise(
     within = "" if is_multiple_of(planes, tiling.planes) else f"plane < {builder.index(planes)}"
     plane_groups = ceildiv(planes, tiling.planes)
     total = product(_tiles(tiling, height, width)) * plane_groups
-    sums = [f"a{j}_{v}" for j in range(tiling.rows) for v in range(tiling.vectors)]
     loops = tiling.planes * (tile.lines * tile.quads + node.windows.taps) // tiling.workgroup + 4
     return builder.finish(
         "depthwise",
@@ -72,10 +71,8 @@ def generate_depthwise(
             "total": builder.index(total),
             "plane_groups": builder.index(plane_groups),
             **_walk(builder, tiling, node.windows, height, width),
-            "planes_fastest": load_neighbours,
             "load_neighbours": load_neighbours,
             "store_neighbours": store_neighbours,
-            "sums": sums,
             "multiply": list(_add_results(tiling, node.windows)),
         },
         workgroup_size=tiling.workgroup,
@@ -139,9 +136,6 @@ def generate_depthwise_weight_gradient(
             **_walk(builder, tiling, windows, height, width),
             "load_neighbours": load_neighbours,
             "moved_neighbours": moved_neighbours,
-            "loads": [
-                (f"m{j}_{v}", j, v) for j in range(tiling.rows) for v in range(tiling.vectors)
-            ],
             "valid": all_of(
                 [f"y < {builder.index(height)}", f"{VECTOR} * x < {builder.index(width)}"]
             ),

@@ -43,7 +43,6 @@ class RowPass:
     lines: list[str] = field(default_factory=list)
     accumulators: list[Accumulator | ExpSum] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
-    close: list[str] = field(default_factory=list)
 
 
 # A chunk's index, the condition under which it is inside of the row, and its renderer.
@@ -108,9 +107,7 @@ class RowKernel:
     def body(self) -> KernelBody:
         """The kernel body of the group."""
         t = self.tiling
-        phases: list[RowPass] = []
-        for d in range(1, self.phases_count + 1):
-            phases.append(self._phase(d))
+        phases = [self._phase(d) for d in range(1, self.phases_count + 1)]
         final = self._final()
         exchanges = len(phases) * t.threads.bit_length()
         return KernelBody(
@@ -153,7 +150,7 @@ class RowKernel:
         for loop in self._chunk_loops():
             phase.body += self._loop_lines(loop, reductions, phase.accumulators, stores)
         for acc in phase.accumulators:
-            phase.close += acc.close()
+            phase.body += acc.close()
         phase.lines, self.row_scope.lines = self.row_scope.lines, []
         for m, acc in zip(reductions, phase.accumulators, strict=True):
             dtype = self.target.in_wgsl(self.builder.buffers[m.output].dtype)

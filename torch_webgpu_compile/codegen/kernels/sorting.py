@@ -236,7 +236,6 @@ def generate_digit_counts(
             "length": builder.index(node.length),
             "bins": node.bins,
             "outside": rows.outside.lines,
-            "together": together,
             "names": names,
             "digits": digits,
             "values": values,

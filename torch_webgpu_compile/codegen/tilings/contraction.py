@@ -9,7 +9,8 @@ from ...ir.access import VECTOR, elements_per_access, is_multiple_of
 from ...ir.anchors import contraction_of, load_axes, products_of
 from ...ir.buffers import Buffer
 from ...ir.factors import BYTES, config_of, factor_of
-from ...ir.graph import AnchorGroup, ContractionGroup, PairGroup, SiblingGroup
+from ...ir.graph import ContractionGroup, PairGroup, map_group
+from ...ir.nodes import Contraction
 from ...ir.shifts import times_power
 from ...ir.spaces import numbered
 from ...symbolic.sizes import Expr, ceildiv, product
@@ -143,18 +144,10 @@ def shifted(
 ) -> tuple[ContractionGroup, MatmulProblem]:
     """Products with shifts as products of f16, whose results are to be shifted back."""
 
-    def of_part(part: AnchorGroup) -> AnchorGroup:
-        node = contraction_of(part)
+    def of_node(node: Contraction) -> Contraction:
         assert node.lhs_shift is not None
         assert node.rhs_shift is not None
         lhs, rhs = times_power(node.lhs, node.lhs_shift), times_power(node.rhs, node.rhs_shift)
-        return replace(part, anchor=replace(node, lhs=lhs, rhs=rhs))
+        return replace(node, lhs=lhs, rhs=rhs)
 
-    problem = replace(problem, factor="f16")
-    match group:
-        case AnchorGroup():
-            return of_part(group), problem
-        case PairGroup((first, second)):
-            return PairGroup((of_part(first), of_part(second))), problem
-        case SiblingGroup(parts):
-            return SiblingGroup(tuple(map(of_part, parts))), problem
+    return map_group(group, of_node, lambda member: member), replace(problem, factor="f16")
