@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "long_rows_never_split",
         "scheduler/rewrites/split.py",
-        "return max(_useful_parts(node, graph, target), _needed_parts(node, graph, target))",
-        "return _needed_parts(node, graph, target)",
+        "counts[node.output] = max(useful, needed)",
+        "counts[node.output] = needed",
         _tests("unit/test_scheduler.py unit/test_loop_limit.py golden/test_golden.py"),
     ),
     Fault(

@@ -51,13 +51,18 @@ class Buffer:
         return product(self.sizes)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether a size is known to be 0."""
+        return ZERO in self.sizes
+
+    @property
     def span(self) -> Expr:
         """Elements from the start of the memory to the last one used; 0 when empty.
 
         A symbolic size that turns out to be 0 may make it negative, which means 0 as well.
         """
-        if any(size.is_constant and size.constant == 0 for size in self.sizes):
-            return self.offset * 0
+        if self.is_empty:
+            return ZERO
         last = self.offset
         for size, stride in zip(self.sizes, self.strides, strict=True):
             last = last + (size - 1) * stride

@@ -115,6 +115,11 @@ class LoopGraph:
         memory = {self.memory_of(name) for name in names}
         return sum(len(self.buffers[name].windows(target)) for name in memory) + reports
 
+    def has_bindings_for(self, node: Node, target: Target) -> bool:
+        """Whether a kernel of a node alone has no more storage bindings than the target allows."""
+        names = (*inputs_of(node), *outputs_of(node))
+        return self.binding_count(names, reports(node), target) <= target.max_storage_buffers
+
     @cached_property
     def prepared(self) -> frozenset[str]:
         """Names of the buffers that a preparation computes."""

@@ -327,12 +327,12 @@ def _user_kernel(run: Run, node: UserKernel) -> Sequence[Array]:
 
 @interprets(Attention)
 def _attention(run: Run, node: Attention) -> Sequence[Array]:
-    return attention_numpy.forward(node, **run.computed(node))[: len(outputs_of(node))]
+    return attention_numpy.forward(node, run.computed(node))[: len(outputs_of(node))]
 
 
 @interprets(AttentionGradient)
 def _attention_gradient(run: Run, node: AttentionGradient) -> Sequence[Array]:
-    return attention_numpy.gradient(node, **run.computed(node))
+    return attention_numpy.gradient(node, run.computed(node))
 
 
 @interprets(DepthwiseConvolution)

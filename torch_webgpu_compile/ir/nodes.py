@@ -261,14 +261,9 @@ class Fourier(Node):
         elements, results = (rows, ("j", (n,))), (rows, ("k", (n,)))
         roots: Space = (("w", (n - self.radices[0],)),)
         return {
-            "real": elements,
-            "imaginary": elements,
-            "root_real": roots,
-            "root_imaginary": roots,
-            "factor_real": results,
-            "factor_imaginary": results,
-            "index": results,
-            "mirror": results,
+            **dict.fromkeys(("real", "imaginary"), elements),
+            **dict.fromkeys(("root_real", "root_imaginary"), roots),
+            **dict.fromkeys(("factor_real", "factor_imaginary", "index", "mirror"), results),
         }
 
     @property

@@ -40,10 +40,8 @@ def round_bfloat16(array: Array) -> Array:
     """float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    floats: Array = rounded.view(np.float32)
-    result: Array = np.where(np.isnan(array), np.float32(np.nan), floats)
-    shaped: Array = result.reshape(np.shape(array))
-    return shaped
+    floats = rounded.view(np.float32).reshape(np.shape(array))
+    return np.where(np.isnan(array), np.float32(np.nan), floats)
 
 
 def convert(name: str, array: Array, source: DType, dtype: DType) -> Array:
@@ -88,18 +86,11 @@ def define(name: str, function: Callable[..., Array]) -> None:
     _OPS[name] = function
 
 
-def _sigmoid(x: Array) -> Array:
-    wide = x.astype(np.float64)
-    return 1 / (1 + np.exp(-wide))
-
-
 def _trunc_divide(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.trunc(a / b)
-    quotient: Array = np.floor_divide(a, b)
-    inexact = (quotient * b != a) & ((a < 0) != (b < 0))
-    result: Array = quotient + inexact.astype(a.dtype)
-    return result
+    quotient: Array = np.floor_divide(a - np.fmod(a, b), b)
+    return quotient
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
@@ -158,7 +149,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "atanh": np.arctanh,
     "erf": np.vectorize(math.erf, [np.float64]),
     "erfc": np.vectorize(math.erfc, [np.float64]),
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x.astype(np.float64))),
     "round": np.rint,
     "bitwise_not": np.invert,
     "eq": np.equal,

@@ -62,9 +62,4 @@ def pick_digit(counts: Array, wanted: Array, above: Array, shift: Array) -> tupl
 
 def compact(kind: Array, count: int) -> Array:
     """Positions of elements of kind 0, and of the first ones of kind 1 up to ``count`` in all."""
-    *rows, _ = kind.shape
-    found = np.zeros((*rows, count), np.int64)
-    for row in np.ndindex(*rows):
-        order = np.argsort(kind[row], kind="stable")[:count]
-        found[row] = np.sort(order)
-    return found
+    return np.sort(np.argsort(kind, -1, kind="stable")[..., :count], -1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from ..symbolic.sizes import Expr, IntLike, Symbol, as_symbol, iteration, symbols_of
+from ..symbolic.sizes import ONE, Expr, IntLike, Symbol, as_symbol, iteration, symbols_of
 from .buffers import Buffer
 from .scalar import Scalar
 
@@ -149,9 +149,7 @@ def index_rules(index: Sequence[Expr], space: Space, buffer: Buffer) -> Iterator
     yield len(index) == len(buffer.sizes), "an index per dimension"
     used = frozenset().union(*map(symbols_of, index))
     for symbol in symbols_in(space):
-        extent = symbol.extent
-        one = extent is not None and extent.is_constant and extent.constant == 1
-        yield one or symbol in used, f"{symbol} in its output index"
+        yield symbol.extent is ONE or symbol in used, f"{symbol} in its output index"
 
 
 def symbols_in(space: Space) -> tuple[Symbol, ...]:

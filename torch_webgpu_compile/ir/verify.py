@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from .. import dtypes
 from ..errors import VerificationError
 from ..symbolic.sizes import Expr, Symbol, symbols_of
-from .buffers import Buffer, BufferOrigin
+from .buffers import BufferOrigin
 from .graph import GraphOutput, LoopGraph, is_effect
 from .nodes import computed_at, inputs_of, outputs_of
 from .scalar import (
@@ -54,7 +54,7 @@ def verify_loop_graph(graph: LoopGraph, verified: LoopGraph | None = None) -> No
         for name in inputs_of(node):
             require(name in graph.buffers, _title(node), f"a declaration of {name}")
             require(
-                name in written or is_empty(graph.buffers[name]),
+                name in written or graph.buffers[name].is_empty,
                 _title(node),
                 f"{name} written before it is read",
             )
@@ -101,7 +101,7 @@ def verify_output(
         return
     require(output.buffer in graph.buffers, title, f"a declaration of {output.buffer}")
     buffer = graph.buffers[output.buffer]
-    known = output.buffer in set(written) or is_empty(buffer)
+    known = output.buffer in set(written) or buffer.is_empty
     require(known, title, f"a node that writes {output.buffer}")
     require(len(output.sizes) == len(output.strides), title, "as many strides as sizes")
     require(output.offset is not None, title, "an offset")
@@ -158,11 +158,6 @@ def _size_symbols(graph: LoopGraph) -> frozenset[Symbol]:
             for size in graph.buffers[spec.buffer].sizes:
                 found |= symbols_of(size)
     return found
-
-
-def is_empty(buffer: Buffer) -> bool:
-    """Whether a size is known to be 0."""
-    return any(size.is_constant and size.constant == 0 for size in buffer.sizes)
 
 
 def _title(node: Node) -> str:

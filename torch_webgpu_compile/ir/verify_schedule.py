@@ -35,7 +35,7 @@ from .renaming import twins_of
 from .rows import choose_row_strategy, joint_nbytes
 from .scalar import loads_of
 from .transposition import find_transposition
-from .verify import is_empty, require, verify_output
+from .verify import require, verify_output
 
 
 def verify_schedule(schedule: Schedule, target: Target) -> None:
@@ -58,7 +58,7 @@ def verify_schedule(schedule: Schedule, target: Target) -> None:
         found = buffers_of(group)
         _within_limits(title, group, found, graph, target)
         for name in sorted(found.reads):
-            known = name in written or is_empty(graph.buffers[name])
+            known = name in written or graph.buffers[name].is_empty
             require(known, title, f"{name} stored by an earlier group")
         for name in found.stored:
             require(name in graph.buffers, title, f"a declaration of {name}")
@@ -129,20 +129,19 @@ def _verify_in_place(schedule: Schedule) -> None:
     if not left:
         return
     readers: dict[str, list[int]] = {}
-    for number, group in enumerate(schedule.groups):
-        for part in _parts(group):
-            for name in buffers_of(part).loaded:
-                readers.setdefault(name, []).append(number)
-    for number, group in enumerate(schedule.groups):
-        for part in _parts(group):
-            if isinstance(part, MapGroup):
-                left -= _verify_map_in_place(graph, part, number, readers)
-            elif isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
-                if part.node.output in left:
-                    _verify_scatter_in_place(graph, part.node, number, readers)
-                    left.remove(part.node.output)
-                elif isinstance(group, JointGroup):
-                    raise VerificationError(f"group {number} needs {part.node.output} in place")
+    parts = [(k, part) for k, group in enumerate(schedule.groups) for part in _parts(group)]
+    for number, part in parts:
+        for name in buffers_of(part).loaded:
+            readers.setdefault(name, []).append(number)
+    for number, part in parts:
+        if isinstance(part, MapGroup):
+            left -= _verify_map_in_place(graph, part, number, readers)
+        elif isinstance(part, SingleGroup) and isinstance(part.node, Scatter):
+            if part.node.output in left:
+                _verify_scatter_in_place(graph, part.node, number, readers)
+                left.remove(part.node.output)
+            elif isinstance(schedule.groups[number], JointGroup):
+                raise VerificationError(f"group {number} needs {part.node.output} in place")
     require(not left, "schedule", f"scatters or maps that write {sorted(left)}")
 
 

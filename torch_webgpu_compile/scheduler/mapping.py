@@ -250,12 +250,11 @@ def stays_inside(mapping: Mapping[Symbol, Expr]) -> bool:
 
 def reads_agree(body: Scalar, computed: Mapping[str, Sequence[Expr]]) -> bool:
     """Whether every load of a computed buffer is at exactly the point that computes it."""
-    for load in loads_of(body):
-        if load.buffer in computed:
-            index = load_index(load)
-            if index is None or index != tuple(computed[load.buffer]):
-                return False
-    return True
+    return all(
+        load_index(load) == tuple(computed[load.buffer])
+        for load in loads_of(body)
+        if load.buffer in computed
+    )
 
 
 def tells_apart(index: Sequence[Expr], space: Sequence[Symbol]) -> bool:

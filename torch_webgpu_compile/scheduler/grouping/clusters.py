@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ class Clusters:
         members: the groups of each cluster.
         buffers: what each group reads and stores.
         writer: the group that stores each buffer.
+        readers: the groups that read each buffer and do not compute it.
     """
 
     def __init__(self, schedule: Schedule, target: Target) -> None:
@@ -37,13 +39,13 @@ class Clusters:
             k: {self.writer[name] for name in found.reads if name in self.writer}
             for k, found in enumerate(self.buffers)
         }
-        readers: dict[str | None, set[int]] = {}
+        self.readers: dict[str | None, set[int]] = defaultdict(set)
         for k, found in enumerate(self.buffers):
             for name in found.reads:
-                readers.setdefault(name, set()).add(k)
+                self.readers[name].add(k)
         for k, found in enumerate(self.buffers):
             for name in found.stored:
-                self._needs[k] |= readers.get(schedule.graph.buffers[name].shares, set()) - {k}
+                self._needs[k] |= self.readers[schedule.graph.buffers[name].shares] - {k}
 
         calls = [k for k, group in enumerate(schedule.groups) if is_host_call(group)]
         for before, k in pairwise(calls):
@@ -104,10 +106,6 @@ class Clusters:
         self._order(max(cluster, other))
         return bool(self._before[other] & self._bits[cluster])
 
-    def independent(self, one: int, other: int) -> bool:
-        """Whether neither of two clusters needs the other one, directly or through others."""
-        return not self.leads_to(one, other) and not self.leads_to(other, one)
-
     def needs_by_detour(self, cluster: int, on: int) -> bool:
         """Whether ``cluster`` needs ``on`` through a third cluster.
 
@@ -135,7 +133,8 @@ class Clusters:
         opened: list[int] = []
         for k in numbers:
             free = (c for c in opened if may_take(k, c) and self.are_bound_together(k, c))
-            into = next((c for c in free if self.independent(k, c)), None)
+            apart = (c for c in free if not (self.leads_to(k, c) or self.leads_to(c, k)))
+            into = next(apart, None)
             if into is None:
                 opened.append(k)
             else:

@@ -126,19 +126,14 @@ class Fuser:
         Without ``join``, each node has a group of its own.
         """
         for node in self.graph.nodes:
-            if not (join and self._place(node)):
-                self._open(node)
+            match node:
+                case Pointwise() if join and self._join_pointwise(node):
+                    pass
+                case Reduction() if join and self._join_reduction(node):
+                    pass
+                case _:
+                    self._open(node)
         return self.groups
-
-    def _place(self, node: Node) -> bool:
-        """Puts a node into a group that is there, if it may be in one."""
-        match node:
-            case Pointwise():
-                return self._join_pointwise(node)
-            case Reduction():
-                return self._join_reduction(node)
-            case _:
-                return False
 
     # -- bookkeeping -----------------------------------------------------------------------------
 
@@ -312,15 +307,14 @@ def _read_once(group: Group) -> dict[str, tuple[Expr, ...]]:
     """
     if group.kind != "row":
         return {}
-    found = {}
-    for member in group.members:
-        for load in loads_of(member.body):
-            index = load_index(load)
-            if load.buffer in group.computed or index is None:
-                continue
-            if tells_apart(index, group.space):
-                found[load.buffer] = index
-    return found
+    return {
+        load.buffer: index
+        for member in group.members
+        for load in loads_of(member.body)
+        if load.buffer not in group.computed
+        and (index := load_index(load)) is not None
+        and tells_apart(index, group.space)
+    }
 
 
 def _as_rows(group: Group, node: Reduction) -> Group | None:

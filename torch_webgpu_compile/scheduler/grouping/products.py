@@ -30,16 +30,12 @@ def join_pairs(schedule: Schedule, target: Target) -> Schedule:
     same element of both: the first result is neither written nor read back.
     """
     clusters = Clusters(schedule, target)
-    readers: dict[str, set[int]] = {}
-    for k, found in enumerate(clusters.buffers):
-        for name in found.reads:
-            readers.setdefault(name, set()).add(k)
     pairs: dict[int, PairGroup] = {}
     for k, group in enumerate(schedule.groups):
         for first in sorted({clusters.writer.get(n, k) for n in clusters.buffers[k].reads} - {k}):
             if len(clusters.members.get(first, ())) != 1:
                 continue
-            kept = {n for n in clusters.buffers[first].stored if readers.get(n, set()) - {k}}
+            kept = {n for n in clusters.buffers[first].stored if clusters.readers[n] - {k}}
             pair = _pair(schedule.groups[first], group, schedule.graph.returned | kept)
             if pair is None or not clusters.fits(buffers_of(pair)):
                 continue
@@ -102,28 +98,18 @@ def join_siblings(schedule: Schedule, target: Target) -> Schedule:
     are alike are one kernel, which compiles in less than half of the time.
     """
     clusters = Clusters(schedule, target)
-    for key in (_same_lhs, _same_rhs):
+    for by_lhs in (True, False):
         found: dict[Hashable, list[int]] = {}
         for k, group in enumerate(schedule.groups):
             if isinstance(group, AnchorGroup) and isinstance(group.anchor, Contraction):
                 node = group.anchor
                 if _is_joined(node, target) and len(clusters.members[clusters.of[k]]) == 1:
-                    found.setdefault((key(node), _in_common(node)), []).append(k)
+                    operand = (node.lhs, node.rows) if by_lhs else (node.rhs, node.columns)
+                    alike = node.batch, node.inner, node.lhs.dtype, node.lhs_shift is None
+                    found.setdefault((operand, alike), []).append(k)
         for candidates in found.values():
             clusters.gather(candidates, lambda k, into: len(clusters.members[into]) < _MOST)
     return clusters.regrouped(lambda groups: _as_siblings(groups, schedule.graph.buffers))
-
-
-def _same_lhs(node: Contraction) -> Hashable:
-    return node.lhs, node.rows
-
-
-def _same_rhs(node: Contraction) -> Hashable:
-    return node.rhs, node.columns
-
-
-def _in_common(node: Contraction) -> Hashable:
-    return node.batch, node.inner, node.lhs.dtype, node.lhs_shift is None
 
 
 def _is_joined(node: Contraction, target: Target) -> bool:

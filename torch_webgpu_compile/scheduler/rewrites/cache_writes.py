@@ -13,7 +13,7 @@ from ...ir.access import load_index
 from ...ir.attention_nodes import Attention
 from ...ir.buffers import BufferOrigin
 from ...ir.graph import LoopGraph
-from ...ir.nodes import Scatter, inputs_of, map_bodies, outputs_of, reports
+from ...ir.nodes import Scatter, inputs_of, map_bodies
 from ...ir.scalar import (
     Checked,
     Index,
@@ -111,10 +111,8 @@ def _reading(node: Node, row: _Row, graph: LoopGraph, target: Target) -> Node | 
         return part if at is None else _choice(row, part, at)
 
     changed = map_bodies(node, lambda body: rewrite(body, change))
-    read = inputs_of(changed)
-    bound = (*read, *outputs_of(changed))
-    bindings = graph.binding_count(bound, reports(changed), target)
-    return None if name in read or bindings > target.max_storage_buffers else changed
+    is_free = name not in inputs_of(changed)
+    return changed if is_free and graph.has_bindings_for(changed, target) else None
 
 
 def _choice(row: _Row, load: Load, at: tuple[Expr, ...]) -> Scalar:

@@ -25,7 +25,6 @@ from ...ir.nodes import (
     inputs_of,
     map_bodies,
     outputs_of,
-    reports,
     taken_whole,
 )
 from ...ir.scalar import (
@@ -110,10 +109,8 @@ def inline_producers(graph: LoopGraph, target: Target) -> LoopGraph:
 
 
 def _fits(node: Node, graph: LoopGraph, target: Target) -> bool:
-    bound = (*inputs_of(node), *outputs_of(node))
-    return graph.binding_count(bound, reports(node), target) <= target.max_storage_buffers and all(
-        sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node)
-    )
+    short = all(sum(1 for _ in walk(body)) <= _MAX_BODY for body in bodies_of(node))
+    return short and graph.has_bindings_for(node, target)
 
 
 def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) -> bool:

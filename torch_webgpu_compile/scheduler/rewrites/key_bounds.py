@@ -13,7 +13,7 @@ from dataclasses import replace
 from ... import dtypes
 from ...ir.attention_nodes import Attention
 from ...ir.graph import LoopGraph
-from ...ir.nodes import Pointwise, inputs_of, outputs_of, reports
+from ...ir.nodes import Pointwise
 from ...ir.scalar import (
     Const,
     Index,
@@ -66,9 +66,7 @@ def _ended(node: Node, graph: LoopGraph, producers: _Producers, target: Target) 
         end = where(apply("eq", end, const(0, end.dtype)), cast(index(keys), end.dtype), end)
         is_all = False
     ended = replace(node, end=end, bias=None if is_all and queries is ONE else node.bias)
-    bound = (*inputs_of(ended), *outputs_of(ended))
-    fits = graph.binding_count(bound, reports(ended), target) <= target.max_storage_buffers
-    return ended if fits else node
+    return ended if graph.has_bindings_for(ended, target) else node
 
 
 def _pays(node: Attention, graph: LoopGraph, target: Target) -> bool:

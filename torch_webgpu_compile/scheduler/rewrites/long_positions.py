@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ... import dtypes
+from ...ir.access import flat_values
 from ...ir.buffers import Buffer, intermediate
 from ...ir.gathering import substitute_scalars
 from ...ir.nodes import Pointwise, Reduction
-from ...ir.scalar import Load, Scalar, apply, index
+from ...ir.scalar import Load, Scalar, apply, index, substitute_symbols
 from ...ir.spaces import Node, numbered
-from ...symbolic.sizes import ONE, Expr, as_expr, ceildiv, product
+from ...symbolic.sizes import Expr, as_expr, atom_expr, ceildiv, product
 from ..mapping import point_of
 
 POSITIONS = frozenset({"argmin", "argmax"})
@@ -28,18 +29,13 @@ def split_position(node: Reduction, parts: int, buffers: dict[str, Buffer]) -> l
     count = product(node.reduce_ranges)
     chunk = ceildiv(count, parts)
     parts_size = ceildiv(count, chunk) if count.is_constant else as_expr(parts)
-    last = index(count - 1)
+    (flat,) = numbered("position", (count,))
+    body = substitute_symbols(node.body, flat_values("r", node.reduce_ranges, atom_expr(flat)))
 
     def element(row: Sequence[Expr], position: Scalar) -> Scalar:
         """The body; behind the last element that one again, which is not the first of equals."""
-        place = _coordinates(apply("minimum", position, last), node.reduce_ranges)
-        rows = numbered("i", node.ranges)
-        elements = numbered("r", node.reduce_ranges)
-        return substitute_scalars(
-            node.body,
-            dict(zip(rows, row, strict=True)),
-            dict(zip(elements, place, strict=True)),
-        )
+        rows = dict(zip(numbered("i", node.ranges), row, strict=True))
+        return substitute_scalars(body, rows, {flat: apply("minimum", position, index(count - 1))})
 
     sizes = (parts_size, *node.ranges)
     in_part = _new(f"{node.output}_in_part", sizes, buffers)
@@ -72,13 +68,3 @@ def _points(prefix: str, sizes: Sequence[Expr]) -> tuple[Expr, ...]:
 def _new(name: str, sizes: tuple[Expr, ...], buffers: dict[str, Buffer]) -> str:
     buffers[name] = intermediate(name, dtypes.int64, sizes)
     return name
-
-
-def _coordinates(number: Scalar, sizes: Sequence[Expr]) -> list[Scalar]:
-    """The coordinates of a row-major position."""
-    found = []
-    for k, size in enumerate(sizes):
-        step = product(sizes[k + 1 :])
-        entry = number if step is ONE else apply("floor_divide", number, index(step))
-        found.append(entry if k == 0 else apply("remainder", entry, index(size)))
-    return found

@@ -81,7 +81,8 @@ def split_reductions(graph: LoopGraph, target: Target) -> LoopGraph:
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if isinstance(node, Reduction):
-            counts[node.output] = _parts(node, graph, target)
+            useful, needed = _useful_parts(node, graph, target), _needed_parts(node, graph, target)
+            counts[node.output] = max(useful, needed)
     for name, largest in sums.items():
         counts[name] = counts[largest.output] = max(counts[name], counts[largest.output])
 
@@ -156,10 +157,6 @@ def _split_powers(
     change = apply("sub", shift_of(r, iteration_symbols("i", node.ranges)), power[1])
     total = apply("mul", second.body, raised(change))
     return [replace(first, body=inner), replace(second, body=total)]
-
-
-def _parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
-    return max(_useful_parts(node, graph, target), _needed_parts(node, graph, target))
 
 
 def _needed_parts(node: Reduction, graph: LoopGraph, target: Target) -> int:
