@@ -14,13 +14,19 @@ from typing import Any
 
 import torch
 
+from ...torch_private import OpOverload
+
 aten = torch.ops.aten
 
 
-def _where_symbol(formula: Callable[..., Any]) -> Callable[..., Any]:
+def _where_symbol(op: OpOverload, formula: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of an operator: a formula of its tensors and its number, where that is a symbol."""
 
+    is_keyword = op._schema.arguments[-1].kwarg_only
+
     def rule(*arguments: Any, **number: Any) -> Any:
+        if is_keyword and not number:
+            return NotImplemented
         given = *arguments, *number.values()
         is_symbol = isinstance(given[-1], torch.SymFloat) and not given[-1].node.is_constant()
         return formula(*given) if is_symbol else NotImplemented
@@ -40,4 +46,4 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.addcdiv.default: lambda x, y, z, value: add(x, div(mul(y, value), z)),
     aten.lerp.Scalar: lambda x, y, weight: add(x, mul(sub(y, x), weight)),
 }
-DECOMPOSITIONS = {op: _where_symbol(formula) for op, formula in _FORMULAS.items()}
+DECOMPOSITIONS = {op: _where_symbol(op, formula) for op, formula in _FORMULAS.items()}
