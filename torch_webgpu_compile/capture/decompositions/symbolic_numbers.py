@@ -9,26 +9,27 @@ such operators in terms of the former.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ...torch_private import OpOverload
+
 aten = torch.ops.aten
 
 
-def _where_symbol(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of an operator: a formula of its tensors and its number, where that is a symbol.
+def _where_symbol(op: OpOverload, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an operator: a formula of its tensors and its number, where that is a symbol."""
 
-    The formula has a parameter for each: a symbol in the place of a tensor is no such number.
-    """
-    count = len(inspect.signature(formula).parameters)
+    is_keyword = op._schema.arguments[-1].kwarg_only
 
     def rule(*arguments: Any, **number: Any) -> Any:
+        if is_keyword and not number:
+            return NotImplemented
         given = *arguments, *number.values()
         is_symbol = isinstance(given[-1], torch.SymFloat) and not given[-1].node.is_constant()
-        return formula(*given) if is_symbol and len(given) == count else NotImplemented
+        return formula(*given) if is_symbol else NotImplemented
 
     return rule
 
@@ -37,12 +38,12 @@ add, sub, mul, div = aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div
 _FORMULAS: dict[Any, Callable[..., Any]] = {
     add: lambda x, y, alpha: add(x, mul(y, alpha)),
     sub: lambda x, y, alpha: sub(x, mul(y, alpha)),
-    aten.add.Scalar: lambda x, number: add(x, number),
-    aten.sub.Scalar: lambda x, number: sub(x, number),
-    aten.mul.Scalar: lambda x, number: mul(x, number),
-    aten.div.Scalar: lambda x, number: div(x, number),
+    aten.add.Scalar: add,
+    aten.sub.Scalar: sub,
+    aten.mul.Scalar: mul,
+    aten.div.Scalar: div,
     aten.addcmul.default: lambda x, y, z, value: add(x, mul(mul(y, value), z)),
     aten.addcdiv.default: lambda x, y, z, value: add(x, div(mul(y, value), z)),
     aten.lerp.Scalar: lambda x, y, weight: add(x, mul(sub(y, x), weight)),
 }
-DECOMPOSITIONS = {op: _where_symbol(formula) for op, formula in _FORMULAS.items()}
+DECOMPOSITIONS = {op: _where_symbol(op, formula) for op, formula in _FORMULAS.items()}
