@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -290,18 +291,94 @@ def _ndtri(p: Scalar) -> Scalar:
     return where(central, erfinv(offset) * math.sqrt(2), outer)
 
 
-def _polygamma(x: Scalar, n: int) -> Scalar:
-    """±n! ζ(n + 1, x), infinite where the factorial is, as in ATen ``calc_polygamma``.
+# Coefficients grow as n!: those of derivative 20 still fit float32. Beyond, the zeta function.
+_MOST = 20
 
-    The first derivative is 0 at ∞ and NaN at −∞: there, ATen has a function of its own for it.
-    """
+
+def _bernoulli(count: int) -> list[Fraction]:
+    """B₀, B₁, …: Σ over j ≤ k of C(k + 1, j) Bⱼ is 0."""
+    found: list[Fraction] = []
+    for k in range(count):
+        total = sum((math.comb(k + 1, j) * found[j] for j in range(k)), Fraction(0))
+        found.append(Fraction(1) if k == 0 else -total / (k + 1))
+    return found
+
+
+def _power(x: Scalar, n: int) -> Scalar:
+    """x to the n ≥ 1, by multiplication."""
+    if n == 1:
+        return x
+    half = _power(apply("square", x), n // 2)
+    return half * x if n % 2 else half
+
+
+def _hurwitz_zeta(x: Scalar, s: int) -> Scalar:
+    """Σ over k ≥ 0 of 1 / (x + k)ˢ for x ≥ ½: some terms, then Euler's and Maclaurin's formula."""
+    steps, terms = (12, 9) if is_double(x) else (8, 4)
+    total = apply("reciprocal", _power(x + 0, s))
+    for k in range(1, steps):
+        total += apply("reciprocal", _power(x + k, s))
+    y = x + steps
+    # y^(1-s) · (1 / (s - 1) + (½ + rest) / y), where the rest is the sum over j of
+    # B₂ⱼ / (2j)! · s (s + 1) … (s + 2j - 2) / y^(2j-1).
+    bernoulli = _bernoulli(2 * terms + 1)
+    factors = []
+    for j in range(1, terms + 1):
+        rising = math.prod(range(s, s + 2 * j - 1))
+        factors.append(float(bernoulli[2 * j] * rising / math.factorial(2 * j)))
+    inverse = apply("reciprocal", y)
+    series = polynomial(apply("square", inverse), factors[::-1]) * inverse
+    tail = (series + 0.5) * inverse + 1 / (s - 1)
+    return total + tail * _power(inverse, s - 1)
+
+
+def _cotangent_derivative(n: int) -> list[int]:
+    """The nth derivative of cot as a polynomial in cot, lowest power first: P' · -(1 + c²)."""
+    found = [0, 1]
+    for _ in range(n):
+        slope = [k * factor for k, factor in enumerate(found)][1:]
+        found = [0] * (len(slope) + 2)
+        for k, factor in enumerate(slope):
+            found[k] -= factor
+            found[k + 2] -= factor
+    return found
+
+
+def _cotangent_of_turns(fraction: Scalar) -> Scalar:
+    """cot(π · fraction) from -½ to ½: tan(π · (½ - fraction)) beyond ¼, which is exact at ½."""
+    size = abs(fraction)
+    beyond = size > 0.25
+    turns = where(beyond, 0.5 - size, size)
+    tangent = apply("tan", turns * math.pi)
+    cotangent = where(beyond, tangent, apply("reciprocal", tangent))
+    return where(fraction < 0, -cotangent, cotangent)
+
+
+def _polygamma(x: Scalar, n: int) -> Scalar:
+    """(-1)ⁿ⁺¹ n! ζ(n + 1, x), or below ½ by reflection -πⁿ⁺¹ cot⁽ⁿ⁾(πx) - n! ζ(n + 1, 1 - x)."""
+    below = x < 0.5
+    at = where(below, 1 - x, x)
+    sign = 1.0 if n % 2 else -1.0
+    zeta = _hurwitz_zeta(at, n + 1) * float(math.factorial(n))
+    fraction = x - apply("round", x)
+    cotangent = _cotangent_of_turns(fraction)
+    factors = [float(factor) * math.pi ** (n + 1) for factor in _cotangent_derivative(n)]
+    reflected = -(polynomial(cotangent, factors[::-1]) + zeta)
+    value = where(below, reflected, zeta * sign)
+    whole = apply("eq", fraction, 0)
+    if n > 1:  # to PyTorch, -∞ is one of the negative integers, and ∞ · 0 is in its sum for ∞
+        value = where(apply("eq", x, math.inf), math.nan, value)
+        whole |= apply("isinf", x)
+    pole = whole & below
+    return where(pole, sign * math.inf, value)
+
+
+def _by_zeta(x: Scalar, n: int) -> Scalar:
+    """±n! ζ(n + 1, x), infinite where the factorial is, as in ATen ``calc_polygamma``."""
     largest = 1.7976931348623157e308 if is_double(x) else 3.4028234663852886e38
     factorial = math.factorial(n) if n <= 170 else math.inf
     size = math.inf if factorial > largest else float(factorial)
-    value = apply("zeta", n + 1, x) * (size if n % 2 else -size)
-    if n > 1:
-        return value
-    return where(apply("isinf", x), where(x > 0, 0, const(math.nan, x.dtype)), value)
+    return apply("zeta", n + 1, x) * (size if n % 2 else -size)
 
 
 @lowers(aten.polygamma.default)
@@ -314,7 +391,9 @@ def lower_polygamma(builder: Builder, n: IntLike, self: Value) -> Value:
         raise NotLowered(f"derivative {n} of the digamma function: n is not a number")
 
     def body(x: Scalar) -> Scalar:
-        return _polygamma(x, n) if n else _digamma(x)
+        if n == 0:
+            return _digamma(x)
+        return _by_zeta(x, n) if n > _MOST else _polygamma(x, n)
 
     return elementwise(builder, body, self, dtype=float_dtype(self.dtype))
 
