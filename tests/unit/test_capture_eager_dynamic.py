@@ -242,7 +242,7 @@ def test_offsets_and_strides() -> None:
 
     op = aten.add.Tensor
     call = captured(op, view(5, 3, 4, 9), view(64, 3, 4, 4))
-    assert call.captured.offsets[1] == 0  # it begins where memory is bound
+    assert 1 not in call.captured.offsets  # it begins where memory is bound
     assert accepts(call, view(7, 5, 8, 11), view(0, 5, 8, 8))
     assert accepts(call, view(64 + 7, 5, 8, 11), view(0, 5, 8, 8))
     assert not accepts(call, view(64, 5, 8, 11), view(0, 5, 8, 8))

@@ -104,7 +104,7 @@ def test_an_error_names_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_times_and_texts() -> None:
     state = compile_function(Block().eval(), *ARGUMENTS)
     before = ["replace_attention", "replace_calls", "inline_operators", "take_views"]
-    before += ["take_numbers", "take_forwarded", "take_seeds", "separate_complex"]
+    before += ["take_forwarded", "take_numbers", "take_seeds", "separate_complex"]
     assert list(state.seconds) == [*before, *(step.name for step in passes(OPTIONS))]
     assert all(seconds >= 0 for seconds in state.seconds.values())
     texts = state.texts()
