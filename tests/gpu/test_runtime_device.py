@@ -405,6 +405,7 @@ def test_the_exit_waits_for_work(code: str, provider: str) -> None:
 
 LOST = """
 import logging, warnings; logging.disable()
+import numpy as np
 staged = device.allocate(2 << 20)
 device.upload(staged, bytes(2 << 20))
 lib = device.backend.lib
@@ -421,7 +422,8 @@ lost(device.synchronize)
 lost(device.allocate, 1 << 21)
 lost(device.upload, staged, bytes(8))
 lost(device.upload, staged, bytes(2 << 20))
-lost(device.download, staged, bytearray(8))
+host = np.empty(8, np.uint8)
+lost(device.download_many, [(staged, 0, 8, host.ctypes.data)])
 lost(device.synchronize)
 assert device.is_lost
 warnings.simplefilter("ignore")  # that it is opened again
