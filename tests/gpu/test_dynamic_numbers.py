@@ -17,8 +17,8 @@ FUNCTIONS = {
 }
 
 
-def test_a_graph_serves_all_numbers(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "specialize_float", False)
+@torch._dynamo.config.patch(specialize_float=False)
+def test_a_graph_serves_all_numbers():
     x = torch.randn(5)
     found = {}
     for name, function in FUNCTIONS.items():

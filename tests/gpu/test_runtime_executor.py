@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,8 @@ from tests.gpu.runtime_plans import (
 )
 from tests.providers import PROVIDERS, device_of
 from torch_webgpu_compile import errors
-from torch_webgpu_compile.plan.model import Binding, HostStep, Plan
+from torch_webgpu_compile.plan.model import Binding, HostStep
 from torch_webgpu_compile.runtime import program
-from torch_webgpu_compile.runtime.buffers import AnyBuffer
 from torch_webgpu_compile.runtime.device import Device, GpuBuffer, open_device
 from torch_webgpu_compile.runtime.executor import BoundPlan, Executor
 from torch_webgpu_compile.runtime.profiler import time_steps
@@ -49,17 +48,9 @@ def read(device: Device, bound: BoundPlan, name: str, numel: int) -> np.ndarray:
     return result
 
 
-def on_host(whole: Plan, device: Device, function: Callable[..., Sequence[Any]]) -> Any:
+def on_host(function: Callable[..., Sequence[Any]]) -> Any:
     """A ``host_call`` of a function of (step, contents of what it reads, sizes)."""
-
-    def call(step: HostStep, memory: Mapping[str, AnyBuffer], sizes: dict[str, int]) -> None:
-        arrays = [np.empty(whole.buffers[n].nbytes_for(sizes), np.uint8) for n in step.reads]
-        for name, array in zip(step.reads, arrays, strict=True):
-            download(device, memory[name], array)
-        for name, made in zip(step.outputs, function(step, arrays, sizes), strict=True):
-            device.upload(memory[name], made)
-
-    return call
+    return lambda step, memory, arrays, sizes: function(step, arrays, sizes)
 
 
 @pytest.mark.parametrize("numel", [1, 63, 1000, 100_003])
@@ -180,7 +171,7 @@ def test_host_step(device: Device) -> None:
         return [np.sort(t) + x]
 
     whole = plan([ADD_KERNEL], buffers, steps)
-    executor = Executor(whole, device, on_host(whole, device, host_call))
+    executor = Executor(whole, device, on_host(host_call))
     for _ in range(3):
         x = floats(7)
         bound = executor.bind({}, {"x": on_gpu(device, x)})
@@ -203,7 +194,7 @@ def test_failing_host_step_leaves_the_executor_usable(device: Device) -> None:
     step = HostStep("aten.clone.default", ("y",), (HostBuffer("x"),), ())
     buffers = [buffer("x", "input", 3), buffer("y", "output", 3)]
     whole = plan([], buffers, [step])
-    executor = Executor(whole, device, on_host(whole, device, host_call))
+    executor = Executor(whole, device, on_host(host_call))
     x = floats(3)
     bound = executor.bind({}, {"x": on_gpu(device, x)})
     with pytest.raises(KeyError):
@@ -374,7 +365,7 @@ def test_launcher_with_constants_and_host_steps(device: Device) -> None:
         return [np.sort(arrays[0].view(np.float32))]
 
     whole = plan([ADD_KERNEL], buffers, steps, constants)
-    executor = Executor(whole, device, on_host(whole, device, host_call))
+    executor = Executor(whole, device, on_host(host_call))
     launcher = executor.launcher()
     assert launcher.names == ("x", "t", "s", "y")
     y = device.allocate(32)
@@ -397,7 +388,7 @@ def test_host_step_on_a_constant(device: Device) -> None:
         return [x + 2 * k + 4 * again + 8 * last]
 
     whole = plan([], buffers, [step], {"k": one.tobytes()})
-    executor = Executor(whole, device, on_host(whole, device, host_call))
+    executor = Executor(whole, device, on_host(host_call))
     x = floats(8)
     bound = executor.bind({}, {"x": on_gpu(device, x)})
     bound.replay()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +39,13 @@ class StepCalls:
         self._device = device
 
     def __call__(
-        self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]
-    ) -> None:
-        """Runs a step.
-
-        Args:
-            memory: of the plan's buffers, by name.
-            sizes: the values of the plan's size symbols.
+        self,
+        step: HostStep,
+        memory: Mapping[str, AnyBuffer],
+        arrays: Sequence[Any],
+        sizes: Mapping[str, int],
+    ) -> Sequence[Any]:
+        """Runs a step: `launcher.RunHostStep`.
 
         Raises:
             DeviceError: the device is none of PyTorch's, or the operator gives something else than
@@ -53,34 +54,32 @@ class StepCalls:
         """
         if step.on_device:
             self._on_device(step, memory, sizes)
-        else:
-            self._on_host(step, memory, sizes)
+            return ()
+        return self._on_host(step, arrays, sizes)
 
     def _on_host(
-        self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]
-    ) -> None:
-        """Downloads the arguments, with one wait, and uploads the results."""
-        buffers = self._plan.buffers
-        arrays = [np.empty(buffers[name].nbytes_for(sizes), np.uint8) for name in step.reads]
-        pairs = zip(step.reads, arrays, strict=True)
-        self._device.download_many([(memory[n], 0, a.size, a.ctypes.data) for n, a in pairs])
-        remaining = iter(arrays)
+        self, step: HostStep, arrays: Sequence[Any], sizes: Mapping[str, int]
+    ) -> Sequence[Any]:
+        """The contents of the results."""
+        buffers, remaining = self._plan.buffers, iter(arrays)
 
         def tensor(argument: HostBuffer) -> Tensor:
             found = tensor_of(buffers[argument.buffer], next(remaining), sizes)
             return laid_out(found, argument.strides, sizes)
 
-        made = call_overload(step, tensor, sizes, len(step.outputs))
+        results = call_overload(step, tensor, sizes, len(step.outputs))
         # Only the host can talk to other processes, and raise.
         if not is_collective(step.target) and step.target not in _ASSERTIONS:
             counters.add_fallback(step.target)
-        for result, name in zip(made, step.outputs, strict=True):
+        made = []
+        for result, name in zip(results, step.outputs, strict=True):
             data = np.zeros(buffers[name].nbytes_for(sizes), np.uint8)
             output = tensor_of(buffers[name], data, sizes)
             check_result(step, result, output)
             if data.size:
                 output.copy_(result)
-            self._device.upload(memory[name], data)
+            made.append(data)
+        return made
 
     def _on_device(
         self, step: HostStep, memory: Mapping[str, AnyBuffer], sizes: Mapping[str, int]

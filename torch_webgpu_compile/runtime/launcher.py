@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..counters import counters
 from ..errors import DeviceError, SharedMemoryError
 from ..plan.model import HostStep, Plan
@@ -28,8 +30,13 @@ _serial_of, _version_of = attrgetter("serial"), attrgetter("version")
 _MANY = 4  # dispatches from which on it pays to make only those anew that bind other memory
 
 
-RunHostStep = Callable[[HostStep, Mapping[str, AnyBuffer], dict[str, int]], None]
-"""Called with (step, the memory of plan buffers by name, sizes)."""
+RunHostStep = Callable[
+    [HostStep, Mapping[str, AnyBuffer], Sequence[Any], dict[str, int]], Sequence[Any]
+]
+"""(step, memory of plan buffers by name, contents of what it reads, sizes) → those of its outputs.
+
+Contents are uint8 arrays. A step ``on_device`` has none: it writes to the memory.
+"""
 
 
 class PlanExecutor(Protocol):
@@ -172,13 +179,27 @@ class Launcher:
             self._mark(changed, reports)  # also before, as Ctrl-C may cut the second time short
             for segment in segments:
                 if isinstance(segment, HostStep):
-                    assert self._executor.host_call is not None
-                    memory = self.constants | dict(zip(self.sized.names, buffers, strict=False))
-                    self._executor.host_call(segment, memory, self.sized.sizes)
+                    self._run_host_step(segment, buffers)
                 else:
                     self._record(segment)
         finally:
             self._mark(changed, reports)
+
+    def _run_host_step(self, step: HostStep, buffers: Sequence[AnyBuffer]) -> None:
+        """Runs a step; downloads what it reads on the host, with one wait, and uploads results."""
+        executor, sizes = self._executor, self.sized.sizes
+        assert executor.host_call is not None
+        memory = self.constants | dict(zip(self.sized.names, buffers, strict=False))
+        if step.on_device:
+            executor.host_call(step, memory, (), sizes)
+            return
+        layouts = executor.plan.buffers
+        arrays = [np.empty(layouts[name].nbytes_for(sizes), np.uint8) for name in step.reads]
+        given = zip(step.reads, arrays, strict=True)
+        executor.device.download_many([(memory[n], 0, a.size, a.ctypes.data) for n, a in given])
+        made = executor.host_call(step, memory, arrays, sizes)
+        for name, data in zip(step.outputs, made, strict=True):
+            executor.device.upload(memory[name], data)
 
     def segments(self, buffers: Sequence[AnyBuffer]) -> Sequence[Segment]:
         """The recordings and host steps of `run`, in order. Raises as `run` does."""
