@@ -76,3 +76,10 @@ def test_refused_when_compiled() -> None:
     compiled = torch.compile(lambda t: t.random_(0, 300), backend="webgpu")
     with pytest.raises(RuntimeError, match="to - 1 is out of bounds for unsigned char"):
         compiled(torch.zeros(3, dtype=torch.uint8))
+
+
+def test_bounds_are_checked_whatever_came_before():
+    """The first call decides what is asked of the numbers of later ones."""
+    x = torch.zeros(7, device="webgpu").uniform_(-100, 100)
+    with pytest.raises(RuntimeError, match="to return a"):
+        x.uniform_(3, -1)

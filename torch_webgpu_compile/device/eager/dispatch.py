@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -245,11 +246,13 @@ def _checks_numbers(call: _Call) -> bool:
 
 
 def _with_unlikely_numbers(call: _Call) -> Iterator[Any]:
-    """The arguments and keywords of a call with another number in the place of one."""
+    """The arguments and keywords of a call with one number changed, or two exchanged."""
     leaves, spec = tree_flatten((call.arguments, call.keywords))
-    for k, leaf in enumerate(leaves):
-        for number in (-1.0, 2.0) if type(leaf) is float else ():
-            yield tree_unflatten([*leaves[:k], number, *leaves[k + 1 :]], spec)
+    floats = [k for k, leaf in enumerate(leaves) if type(leaf) is float]
+    changes = [{k: number} for k in floats for number in (-1.0, 2.0)]
+    changes += [{a: leaves[b], b: leaves[a]} for a, b in combinations(floats, 2)]
+    for changed in changes:
+        yield tree_unflatten([changed.get(k, leaf) for k, leaf in enumerate(leaves)], spec)
 
 
 def _not_at_these_sizes(call: _Call, error: UnsupportedOp | AdapterError) -> Any:
