@@ -16,25 +16,39 @@ import torch
 from torch import Tensor, nn
 
 import torch_webgpu_compile as twc
+from torch_webgpu_compile.plan.model import Kernel
 from torch_webgpu_compile.runtime.device import opened_devices
+from torch_webgpu_compile.runtime.native import NativeBackend
 
 from .faults import Tally, fault
 
 _ROUNDS = 4  # of each kind of call; each one has a new device, for which kernels are compiled
 
 
-def destroy() -> None:
-    """Destroys every device that works, between the submits of other threads.
+_compiling = threading.RLock()
+_create_pipeline = NativeBackend.create_pipeline
 
-    wgpu-native ends the process if it is told of a loss by a submit; see CONTRIBUTING.md.
+
+def _create_apart(self: NativeBackend, kernel: Kernel, checked: bool) -> tuple[Any, Any]:
+    with _compiling:
+        return _create_pipeline(self, kernel, checked)
+
+
+def destroy() -> None:
+    """Destroys every device that works, between the submits and compilations of other threads.
+
+    wgpu-native ends the process if it is told of a loss by a submit; see CONTRIBUTING.md. Dawn ends
+    it if the device is destroyed while it compiles a pipeline. A GPU that is lost frees nothing of
+    what Dawn has on the host; only a program that destroys the device does.
     """
     for device in opened_devices():
         backend: Any = device.backend
-        with backend._lock:
+        with _compiling, backend._lock:
             backend.lib.wgpuDeviceDestroy(backend.device)
 
 
 def _quiet() -> None:
+    NativeBackend.create_pipeline = _create_apart  # type: ignore[method-assign]
     logging.disable()  # wgpu-py logs every loss
     warnings.simplefilter("ignore", RuntimeWarning)
 

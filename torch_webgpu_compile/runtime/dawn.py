@@ -327,30 +327,6 @@ class Dawn:
         """A shader module; toggles of the device leave checks out."""
         return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
 
-    def create_pipeline(self, descriptor: Handle) -> Handle:
-        """A compute pipeline, made by Dawn's threads: a device that is destroyed waits for them.
-
-        The call that makes one itself ends the process if another thread destroys the device.
-        """
-        ffi, lib = self.ffi, self.lib
-        # With two arguments the callback can be C code, in which Ctrl-C does not get lost
-        # (signals.py).
-        ended: dict[int, Handle] = {}
-        on_pipeline = ffi.callback("void(int, void *)", ended.__setitem__)
-        callback = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
-        callback.mode = lib.WGPUCallbackMode_WaitAnyOnly
-        callback.callback = ffi.cast("WGPUCreateComputePipelineAsyncCallback", on_pipeline)
-        future = lib.wgpuDeviceCreateComputePipelineAsync(self.device, descriptor, callback[0])
-        try:
-            _wait_any(ffi, lib, self._instance, future)
-        except BaseException:
-            _kept.append(on_pipeline)  # it may still be called
-            raise
-        made = ended.get(lib.WGPUCreatePipelineAsyncStatus_Success)
-        if made is None:  # this call reports why to `_Reports`
-            return lib.wgpuDeviceCreateComputePipeline(self.device, descriptor)
-        return ffi.cast("WGPUComputePipeline", made)
-
     def prepare_wgsl(self, wgsl: str) -> str:
         """Declares the extensions that Tint wants declared and naga does not know by name."""
         return with_extensions(wgsl)

@@ -72,9 +72,6 @@ class Library(Protocol):
     def create_module(self, descriptor: Handle, checked: bool) -> Handle:
         """``wgpuDeviceCreateShaderModule``; without ``checked`` bounds are not checked."""
 
-    def create_pipeline(self, descriptor: Handle) -> Handle:
-        """``wgpuDeviceCreateComputePipeline``. Several threads may be in it at once."""
-
     def prepare_wgsl(self, wgsl: str) -> str:
         """A kernel's text as this library's compiler wants it; its lines keep their numbers."""
 

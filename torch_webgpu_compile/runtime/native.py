@@ -503,7 +503,7 @@ class _Pipelines:
                 module = self._create_module(kernel, label, checked)
             desc.compute.module = module
             with guard:
-                pipeline = self._backend.library.create_pipeline(desc)
+                pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
         except DeviceError:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)

@@ -146,10 +146,6 @@ class WgpuNative:
             return self.lib.wgpuDeviceCreateShaderModule(self.device, descriptor)
         return self.lib.wgpuDeviceCreateShaderModuleTrusted(self.device, descriptor, 0)
 
-    def create_pipeline(self, descriptor: Handle) -> Handle:
-        """A compute pipeline."""
-        return self.lib.wgpuDeviceCreateComputePipeline(self.device, descriptor)
-
     def prepare_wgsl(self, wgsl: str) -> str:
         """The text as it is."""
         return wgsl
