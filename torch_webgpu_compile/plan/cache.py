@@ -53,18 +53,25 @@ def installation_digest() -> str:
     It is made of what Python itself tells stale bytecode by: sizes and times of files. These take
     a fifth of the time that `sources_digest` does, and each process needs them in its first call.
     """
-    folder = str(Path(__file__).parent.parent)
-    # A program that was frozen into one file has no sources.
-    stamps = sorted(_stamps(folder)) or [str(os.stat(sys.executable))]
-    return digest_of(part.encode() for part in (folder, *stamps))
+    folder = Path(__file__).parent.parent
+    if folder.is_dir():
+        # A program that was frozen into one file has no sources.
+        stamps = sorted(_stamps(str(folder))) or [_stamp(sys.executable, os.stat(sys.executable))]
+    else:
+        archive = next(path for path in folder.parents if path.exists())
+        stamps = [_stamp(str(archive), archive.stat())]
+    return digest_of(part.encode() for part in (str(folder), *stamps))
+
+
+def _stamp(path: str, status: os.stat_result) -> str:
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 def _stamps(folder: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((".py", ".pyc", ".jinja")):
-                status = entry.stat()
-                yield f"{entry.path} {status.st_size} {status.st_mtime_ns}"
+                yield _stamp(entry.path, entry.stat())
             elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
                 yield from _stamps(entry.path)
 
