@@ -25,3 +25,8 @@ replaced when it crashes, hangs or loses its GPU. ``report`` prints and writes t
 Times are of a steady stream of calls, and of the GPU alone: by timestamps here, by replays of a
 CUDA graph there. f32 is f32: no TF32. Inputs and outputs stay on the GPU.
 """
+
+import os
+
+# First calls compile: what other programs of this user have compiled is not read.
+os.environ.setdefault("TORCH_WEBGPU_CACHE", "0")

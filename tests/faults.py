@@ -78,13 +78,12 @@ def copied_tree() -> Iterator[Path]:
 
 def environment_of(copy: Path) -> dict[str, str]:
     """The environment of tests in a copy: it is what is imported, and no plans are kept on disk."""
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": str(copy),
         "TESTS_TURN": str(rotation.turn_of_commit()),
+        "TORCH_WEBGPU_CACHE": "0",
     }
-    environment.pop("TORCH_WEBGPU_CACHE", None)
-    return environment
 
 
 def check_import(copy: Path, environment: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m torch_webgpu_compile doctor``."""
+"""``python -m torch_webgpu_compile doctor``, and ``cache``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="measure how fast the GPU is; kernels are chosen by it where there is a cache folder",
     )
+    command = commands.add_parser("cache", help="show what is in the folder of compiled plans")
+    command.add_argument("--clear", action="store_true", help="remove the compiled plans")
     found = parser.parse_args(arguments)
+    if found.command == "cache":
+        from .inspection.cache_report import cache
+
+        return cache(clear=found.clear)
     from .inspection.doctor import doctor
 
     return doctor(measure=found.measure)

@@ -473,7 +473,7 @@ def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
     tilings = sorted(tilings_for(target, options).items())
     text = format_graph(replace(graph, name="graph"))
     settings = f"{options.fusion} {options.in_place}"
-    parts = [plan_cache.sources_digest(), target.text, settings, repr(tilings), text]
+    parts = [plan_cache.installation_digest(), target.text, settings, repr(tilings), text]
     constants = (
         part
         for name, data in sorted(graph.constants.items())

@@ -11,7 +11,8 @@ environment                      ``options={...}``     meaning
                                                        error, silent
 ``TORCH_WEBGPU_CHECKED``         ``"checked"``         1: kernels keep the bounds checks
 ``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans and of what was
-                                                       measured; 0 (default): none
+                                                       measured, by default in the user's cache
+                                                       folder (`default_cache`); 0: none
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
 ``TORCH_WEBGPU_PROVIDER``        –                     auto (default), wgpu or wgpudawn; see
                                                        `runtime.adapters.choose_provider`
@@ -34,6 +35,7 @@ compilation, so they have no key in ``options``.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -154,6 +156,32 @@ def _cache(name: str, value: Any) -> str | None:
     return None if value in ("0", 0, False) else _folder(name, value)
 
 
+_USER_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
+
+
+def default_cache(
+    environment: Mapping[str, str] | None = None, platform: str = sys.platform
+) -> str | None:
+    """The default of ``TORCH_WEBGPU_CACHE``: a folder, which need not exist; None without a home.
+
+    None for root in the home folder of another user, too: folders that root makes there would shut
+    that user out.
+    """
+    variables = os.environ if environment is None else environment
+    name, below_home = _USER_CACHES.get(platform, ("XDG_CACHE_HOME", ".cache"))
+    caches = variables.get(name, "")
+    if not os.path.isabs(caches):  # the standard says so of XDG_CACHE_HOME
+        home = os.path.expanduser("~")
+        try:
+            status = os.stat(home)
+        except OSError:
+            return None
+        if not os.path.isabs(home) or (os.name == "posix" and os.geteuid() == 0 != status.st_uid):
+            return None
+        caches = os.path.join(home, below_home)
+    return os.path.join(caches, "torch_webgpu_compile", "plans")
+
+
 def _progress(name: str, value: Any) -> str:
     return _choice(
         name, str(int(value)) if isinstance(value, (bool, int)) else value, PROGRESS_POLICIES
@@ -206,6 +234,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> CompileOpt
             raise OptionError(f"unknown environment variable {name}; known: {known}")
         field, parse = _ENVIRONMENT[name]
         found[field] = parse(name, value)
+    if "cache" not in found:
+        found["cache"] = default_cache(variables)
     return CompileOptions(**found)
 
 

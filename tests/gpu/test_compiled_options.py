@@ -68,7 +68,7 @@ def test_plans_are_cached(tmp_path):
         assert counters.plan_cache_hits == hits
         if forget:
             plan_cache.clear()
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("*.plan"))) == 1
 
 
 def test_a_damaged_cache_is_ignored(tmp_path):
@@ -77,7 +77,7 @@ def test_a_damaged_cache_is_ignored(tmp_path):
 
     x = torch.randn(5, 11)
     compiled(f, options={"cache": str(tmp_path)})(x)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.plan")
     file.write_text("{")
     plan_cache.clear()
     torch._dynamo.reset()

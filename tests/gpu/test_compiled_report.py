@@ -238,7 +238,7 @@ def test_doctor(capsys, dawn, monkeypatch):
 
 
 def test_doctor_measures(capsys, dawn, monkeypatch, tmp_path):
-    monkeypatch.delenv("TORCH_WEBGPU_CACHE", raising=False)
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     assert main(["doctor", "--measure"]) == 0
     assert "Not stored" in capsys.readouterr().out
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(tmp_path))

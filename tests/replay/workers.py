@@ -128,6 +128,7 @@ def _start(tree: Tree, folder: Path, targets: str, output: IO[str]) -> subproces
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_WEBGPU_CACHE": "0",
         "TORCH_WEBGPU_PROGRESS": "0",
     }
     command = [sys.executable, "-P", "-m", "tests.replay.recorder"]

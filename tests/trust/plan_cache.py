@@ -73,7 +73,7 @@ class _Entry:
         self.plan = self.state.plan
         self.folder = tempfile.mkdtemp()
         plan_cache.store(_KEY, self.plan, self.folder)
-        (self.path,) = Path(self.folder).iterdir()
+        (self.path,) = Path(self.folder).glob("*.plan")
         self.data = serialize.to_json(self.plan)
 
     def read(self) -> Plan | None:

@@ -8,7 +8,8 @@ from torch_webgpu_compile.errors import OptionError
 
 
 def test_defaults():
-    assert options.resolve(environment={}) == options.CompileOptions()
+    found = options.resolve(environment={})
+    assert found == options.CompileOptions(cache=options.default_cache({}))
 
 
 def test_environment_is_parsed():

@@ -174,9 +174,8 @@ def _measure() -> int:
     for name, unit, scale, field in MEASURED:
         row = (getattr(machine, field) / scale for machine in (found, used))
         print(f"  {name:29}" + "".join(f"{value:>12.4g}" for value in row) + f"  {unit}")
-    if options.cache is None:
+    if options.cache is None or not machines.store(device.target, found, options.cache):
         print("Not stored: TORCH_WEBGPU_CACHE=folder is where later processes would find it.")
         return 0
-    machines.store(device.target, found, options.cache)
     print(f"Stored in {options.cache}: kernels are chosen by it from now on.")
     return 0

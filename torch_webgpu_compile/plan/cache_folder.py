@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from ..options import default_cache
+
 _FORMAT = b"torch_webgpu_compile 1"
 _MAX_NBYTES = 1 << 30
 _warned: set[tuple[str, str]] = set()
@@ -29,7 +31,10 @@ _lock = threading.Lock()
 
 
 class CacheWarning(UserWarning):
-    """A cache folder cannot be used. Given once per folder and cause; work goes on without it."""
+    """A cache folder cannot be used. Given once per folder and cause; work goes on without it.
+
+    Nobody asked for the default folder: that it cannot be used is no warning.
+    """
 
 
 class CacheFolder:
@@ -43,7 +48,10 @@ class CacheFolder:
         self._path = Path(path)
 
     def read(self, name: str, key: str) -> bytes | None:
-        """The content that was written under this name and key; None if there is none."""
+        """The content that was written under this name and key; None if there is none.
+
+        It is marked as used now.
+        """
         try:
             if not self._is_private():
                 return None
@@ -51,19 +59,25 @@ class CacheFolder:
         except (OSError, ValueError):  # ValueError: a path with a null character
             return None
         header, _, content = entry.partition(b"\n")
-        return content if header == _header(key, content) else None
+        if header != _header(key, content):
+            return None
+        with suppress(OSError):
+            os.utime(self._path / name)
+        return content
 
-    def write(self, name: str, key: str, content: bytes) -> None:
-        """Replaces an entry. Warns, once, if the folder cannot be used."""
+    def write(self, name: str, key: str, content: bytes) -> bool:
+        """Replaces an entry; whether it did. Warns, once, if the folder cannot be used."""
         header = _header(key, content)
         if len(header) + 1 + len(content) > _MAX_NBYTES:
-            return
+            return False
         try:
             if not self._path.exists() or self._is_private():
                 write_atomically(self._path / name, header + b"\n" + content)
+                return True
         except (OSError, ValueError) as error:
             cause = getattr(error, "strerror", None) or str(error)
             self._warn(cause, "make room in it, make it writable, or choose another one")
+        return False
 
     def _is_private(self) -> bool:
         """Whether only this user may write to the folder; raises OSError if there is none."""
@@ -73,6 +87,9 @@ class CacheFolder:
         return not others
 
     def _warn(self, cause: str, next_step: str) -> None:
+        default = default_cache()
+        if default is not None and self._path.is_relative_to(default):
+            return
         with _lock:
             key = str(self._path), cause
             if key in _warned:
@@ -133,7 +150,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(".tmp", f"{path.name}.", path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -47,12 +47,12 @@ def measured(target: Target, folder: str) -> Machine | None:
         return _known[key]
 
 
-def store(target: Target, machine: Machine, folder: str) -> None:
-    """Keeps measured rates. Warns, once, about a folder that cannot be used."""
+def store(target: Target, machine: Machine, folder: str) -> bool:
+    """Keeps measured rates; whether it could. `CacheFolder` warns of a folder that is no use."""
     content = json.dumps(codec_of(Machine).encode(machine)).encode()
     with _lock:
-        _machines_in(folder).write(target.file_name, target.identity, content)
         _known[target.identity, folder] = _parse(content)
+        return _machines_in(folder).write(target.file_name, target.identity, content)
 
 
 def _machines_in(folder: str) -> CacheFolder:
