@@ -38,7 +38,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from .errors import OptionError
@@ -172,14 +172,21 @@ def default_cache(
     caches = variables.get(name, "")
     if not os.path.isabs(caches):  # the standard says so of XDG_CACHE_HOME
         home = os.path.expanduser("~")
-        try:
-            status = os.stat(home)
-        except OSError:
-            return None
-        if not os.path.isabs(home) or (os.name == "posix" and os.geteuid() == 0 != status.st_uid):
+        if not _is_own_home(home):
             return None
         caches = os.path.join(home, below_home)
     return os.path.join(caches, "torch_webgpu_compile", "plans")
+
+
+@cache
+def _is_own_home(home: str) -> bool:
+    """Whether a home folder is there and this user's, asked once: each fallback reads options."""
+    try:
+        status = os.stat(home)
+    except OSError:
+        return False
+    is_of_another = os.name == "posix" and os.geteuid() == 0 != status.st_uid
+    return os.path.isabs(home) and not is_of_another
 
 
 def _progress(name: str, value: Any) -> str:
