@@ -27,7 +27,7 @@ from .compiler import (
 )
 from .errors import DeviceError, DeviceLostError
 from .options import CompileOptions, resolve
-from .plan.model import Plan
+from .plan.model import Kernel, Plan
 from .plan.verify import verify_plan
 from .runtime.composed import ComposedExecutor
 from .runtime.device import Device, device_for, opened_devices, reopened
@@ -89,8 +89,9 @@ def compile_module(
     around: list[CompiledGraph] = []  # these graphs
 
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
-        with showing(captured.name):  # a backward graph may be compiled long after the others
-            state = compilation(captured, phase)
+        # A backward graph may be compiled long after the others.
+        with showing(captured.name), device.pipelines.ahead() as start:
+            state = compilation(captured, phase, start)
             static = frozenset() if index is not None else captured.static_inputs
             compiled = callable_of(Signature(state.plan, state.phase, static), loops_of(state))
         if observer is not None:
@@ -98,8 +99,8 @@ def compile_module(
         return compiled
 
     def plan(captured: CapturedGraph, phase: Phase) -> Plan:
-        with showing(captured.name):
-            state = compilation(captured, phase)
+        with showing(captured.name), device.pipelines.ahead() as start:
+            state = compilation(captured, phase, start)
         loops = loops_of(state)
         if loops is not None:
             nested[state.plan.name] = loops
@@ -118,8 +119,11 @@ def compile_module(
         around.append(callable_of(signature, plan_at))
         return around[-1]
 
-    def compilation(captured: CapturedGraph, phase: Phase) -> Compilation:
-        return compile_graph(captured, phase, device.target, options, observer is None, tune)
+    def compilation(
+        captured: CapturedGraph, phase: Phase, start: Callable[[Kernel], None]
+    ) -> Compilation:
+        given = captured, phase, device.target, options
+        return compile_graph(*given, observer is None, tune, on_kernel=start)
 
     def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
         if index is None:

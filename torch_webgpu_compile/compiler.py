@@ -41,7 +41,7 @@ from .options import CompileOptions
 from .passes import Form, Pass
 from .plan import cache as plan_cache
 from .plan.cache_folder import digest_of
-from .plan.model import KernelCall, Plan
+from .plan.model import Kernel, KernelCall, Plan
 from .plan.verify import verify_plan
 from .planner import build_plan
 from .planner.match import verify_match
@@ -83,6 +83,7 @@ class Compilation:
         target, options: for what, and how.
         tune: measures kernels on the GPU, if that is wanted.
         lanes: what the graph is one of, if it is one of many.
+        on_kernel: told of each kernel when its text is known.
         results: what each pass so far gave, by the pass's name.
         seconds: how long each pass and the verification of its result took, by the pass's name;
             first those of capture.
@@ -97,6 +98,7 @@ class Compilation:
     options: CompileOptions
     tune: Tune | None = None
     lanes: Lanes | None = None
+    on_kernel: Callable[[Kernel], None] = lambda kernel: None
     results: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
@@ -183,6 +185,10 @@ def _choose_tilings(schedule: Schedule, state: Compilation) -> TiledSchedule:
     else:
         measured = tilings_for(state.target, state.options)
     return choose_tilings(schedule, state.target, measured)
+
+
+def _render(tiled: TiledSchedule, state: Compilation) -> Kernels:
+    return render(tiled, state.target, state.on_kernel)
 
 
 def _plan(program: Program[Kernels], state: Compilation) -> Plan:
@@ -303,7 +309,7 @@ PASSES: tuple[Pass, ...] = (
     # How it is computed.
     Pass("harden", SCHEDULES, HARDENED, _each(_alone(harden))),
     Pass("choose_tilings", HARDENED, TILED, _each(_choose_tilings)),
-    Pass("wgsl", TILED, KERNELS, _each(_on_target(render))),
+    Pass("wgsl", TILED, KERNELS, _each(_render)),
     Pass("plan", KERNELS, PLAN, _plan),
 )
 
@@ -326,6 +332,7 @@ def compile_graph(
     use_cache: bool = True,
     tune: Tune | None = None,
     lanes: Lanes | None = None,
+    on_kernel: Callable[[Kernel], None] = lambda kernel: None,
 ) -> Compilation:
     """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
 
@@ -336,6 +343,7 @@ def compile_graph(
         tune: measures kernels on the GPU; without it they are chosen by what is known.
         lanes: what the graph is one of: the plan is that of several, see `repeat_lanes`, and not
             that of the graph, for which the cache would take it.
+        on_kernel: told of each kernel when its text is known, while the next are rendered.
 
     Raises:
         UnsupportedOp: an operator can run neither on the GPU nor on the host, or not at all under
@@ -346,7 +354,7 @@ def compile_graph(
     """
     target = machines.measured_target(target, options)
     seconds = dict(captured.seconds)
-    state = Compilation(captured, phase, target, options, tune, lanes, seconds=seconds)
+    state = Compilation(captured, phase, target, options, tune, lanes, on_kernel, seconds=seconds)
     show = debug.Shower(captured.name, options)
     for name, text in captured.texts.items():
         show(name, partial(str, text))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -127,3 +129,52 @@ def test_shader_error_of_the_pipeline(device: Device) -> None:
     bad = kernel("misbound_1", ADD, (False, False))
     with pytest.raises(errors.ShaderError, match="misbound_1"):
         device.pipelines.compile_many([ADD_KERNEL, bad])
+
+
+def test_kernels_begun_ahead(device: Device) -> None:
+    """A kernel is compiled from when its text is known, and only once."""
+    cache = PipelineCache(device.backend, checked=False, threads=2, recent=0)
+    first, second = fresh_kernel(), fresh_kernel()
+    before = counters.kernels_compiled
+    with cache.ahead() as start:
+        for known in (first, second, first):
+            start(known)
+        pipelines = cache.compile_many([first, second])
+        assert [cache.compile(first), cache.compile(second)] == pipelines
+    assert counters.kernels_compiled == before + 2
+
+
+def test_kernels_are_not_begun_after_an_error(device: Device) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    compiled: list[Kernel] = []
+
+    class SlowBackend:
+        def create_pipeline(self, kernel: Kernel, checked: bool) -> tuple[Any, Any]:
+            compiled.append(kernel)
+            began.set()
+            assert go_on.wait(60)
+            return device.backend.create_pipeline(kernel, checked)
+
+    cache = PipelineCache(cast(Any, SlowBackend()), checked=False, threads=1)
+    first, second, last = (fresh_kernel() for _ in range(3))
+
+    def fail_while_one_is_compiled() -> None:
+        with cache.ahead() as start:
+            start(first)
+            assert began.wait(60)
+            start(second)
+            raise errors.OptionError("wrong")
+
+    with pytest.raises(errors.OptionError):
+        fail_while_one_is_compiled()
+    go_on.set()
+    cache.compile_many([first, last])
+    assert compiled == [first, last]
+
+
+def test_shader_error_of_a_kernel_begun_ahead(device: Device) -> None:
+    bad = kernel("misbound_2", ADD, (False, False))
+    with device.pipelines.ahead() as start:
+        start(bad)
+        with pytest.raises(errors.ShaderError, match="misbound_2"):
+            device.pipelines.compile(bad)

@@ -24,7 +24,7 @@ from torch_webgpu_compile.codegen.tilings.contraction import problem_of
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.errors import VerificationError
-from torch_webgpu_compile.plan.model import STATUS, Binding, KernelCall
+from torch_webgpu_compile.plan.model import STATUS, Binding, Kernel, KernelCall
 
 OTHER = MatmulTiling(64, 64, 16, 4, 4, False, 8)
 IN_UNITS = UnitsTiling(Unit(16, 16, 16), "f16", 32, 64, 64, 32, 2, 1)
@@ -55,7 +55,9 @@ def test_they_are_data(tiled: TiledSchedule) -> None:
         f"tilings({tiled.schedule.graph.name!r})\ngroup 0: {product[0]}\ngroup 1: {attention[0]}\n"
     )
     assert choose_tilings(tiled.schedule, TARGET, {}) == tiled
-    before = render(tiled, TARGET)
+    told: list[Kernel] = []
+    before = render(tiled, TARGET, told.append)
+    assert told == [call.kernel for call in before.calls if isinstance(call, KernelCall)]
     assert render(tiled, TARGET) == before
     other = replace(tiled, tilings=((OTHER,), attention, rest))
     verify_tilings(other, TARGET)

@@ -33,7 +33,7 @@ from ..ir.renaming import group_key
 from ..ir.sorting_nodes import Compact, DigitCounts, DigitScatter, PartSums, PickDigit, RowSort
 from ..ir.spaces import Node
 from ..ir.transposition import find_transposition
-from ..plan.model import STATUS, KernelCall
+from ..plan.model import STATUS, Kernel, KernelCall
 from ..target import Target
 from .kernels.attention_gradient import generate_attention_gradient
 from .kernels.attention_kernel import generate_attention
@@ -87,10 +87,14 @@ class Kernels:
         return tuple(chain.from_iterable(self.of_groups))
 
 
-def render(tiled: TiledSchedule, target: Target) -> Kernels:
+def render(
+    tiled: TiledSchedule, target: Target, on_kernel: Callable[[Kernel], None] = lambda kernel: None
+) -> Kernels:
     """The kernels of a schedule whose tilings are chosen.
 
     Models repeat their layers: groups that differ in their buffers only are rendered once.
+
+    ``on_kernel`` is told of each kernel when its text is known.
     """
     found: list[tuple[KernelCall | HostCall, ...]] = []
     known: dict[Hashable, tuple[tuple[str, ...], tuple[KernelCall, ...]]] = {}
@@ -103,8 +107,10 @@ def render(tiled: TiledSchedule, target: Target) -> Kernels:
             found.append(tuple(call.on(instead) for call in same[1]))
             continue
         calls = tuple(_render_group(group, buffers, target, tilings, problem))
+        kernels = tuple(call for call in calls if isinstance(call, KernelCall))
+        for call in kernels:
+            on_kernel(call.kernel)
         if form is not None:
-            kernels = tuple(call for call in calls if isinstance(call, KernelCall))
             known[key] = names, kernels
         found.append(calls)
     return Kernels(schedule, tuple(found))

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..counters import counters
@@ -61,7 +62,8 @@ class PipelineCache:
         )
         self._recent = LruCache[_PipelineKey, Pipeline](recent)
         self._turns: dict[_PipelineKey, threading.Lock] = {}
-        self._asked = 0  # by `compile_many`s under way, and done of them
+        self._pool: ThreadPoolExecutor | None = None
+        self._asked = 0  # of the threads, which have done so many
         self._done = 0
         self.compile_seconds = 0.0
 
@@ -95,36 +97,61 @@ class PipelineCache:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
         with self._lock:
             missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
-            self._asked += len(missing)
-        done = 0
+        if len(missing) < 2:  # a thread takes longer to wake than most calls may last
+            return [self.compile(kernel) for kernel in kernels]
+        started = [self._start(kernel) for kernel in missing.values()]
+        try:
+            compiled = {key: f.result() for key, f in zip(missing, started, strict=True)}
+        except BaseException:
+            _cancel(started)
+            raise
+        return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
 
-        def compile_one(kernel: Kernel) -> Pipeline:
-            nonlocal done
-            pipeline = self.compile(kernel)
-            with self._lock:
-                self._done += 1
-                done += 1
-            return pipeline
+    @contextmanager
+    def ahead(self) -> Iterator[Callable[[Kernel], None]]:
+        """A function that begins to compile a kernel, whose pipeline is kept within the block.
+
+        What asks for that pipeline waits for it, and is told of errors. After an exception in the
+        block, those do not begin that have not begun.
+        """
+        started: dict[_PipelineKey, Future[Pipeline]] = {}
+
+        def start(kernel: Kernel) -> None:
+            if (key := _key(kernel)) not in started:
+                started[key] = self._start(kernel)
 
         try:
-            threads = min(self._threads, len(missing))
-            if threads > 1:
-                with ThreadPoolExecutor(threads) as executor:
-                    pipelines = list(executor.map(compile_one, missing.values()))
-            else:
-                pipelines = [compile_one(kernel) for kernel in missing.values()]
-            compiled = dict(zip(missing, pipelines, strict=True))
-            return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
-        finally:
-            with self._lock:
-                self._asked -= len(missing)
-                self._done -= done
+            yield start
+        except BaseException:
+            _cancel(started.values())
+            raise
+
+    def _start(self, kernel: Kernel) -> Future[Pipeline]:
+        """`compile` in a thread. These take what they are given in order."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "webgpu-pipelines")
+            self._asked += 1
+        future = self._pool.submit(self.compile, kernel)
+        future.add_done_callback(self._count)
+        return future
+
+    def _count(self, future: Future[Pipeline]) -> None:
+        with self._lock:
+            self._done += 1
+            if self._done == self._asked:
+                self._done = self._asked = 0
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Kernels done and kernels to do of the `compile_many`s that are under way."""
+        """Kernels done and kernels to do, of those that threads are busy with."""
         with self._lock:
             return self._done, self._asked
+
+
+def _cancel(started: Iterable[Future[Pipeline]]) -> None:
+    for future in started:
+        future.cancel()
 
 
 def _key(kernel: Kernel) -> _PipelineKey:
