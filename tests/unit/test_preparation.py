@@ -71,6 +71,10 @@ def places(m: Model, x: Tensor) -> Tensor:
     return (x @ table).cos() @ table
 
 
+def places_alone() -> Tensor:
+    return torch.arange(16.0).sin().exp().tanh().erf()
+
+
 def solved(m: Model, x: Tensor) -> Tensor:
     """Reads the pivots as places of rows, made of them alone."""
     return torch.linalg.solve_ex(m.weight, x.mT)[0]
@@ -92,6 +96,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "one of several results": (lambda m, x: x @ torch.linalg.lu_factor_ex(m.weight)[0], 1),
     "returned pivots": (lambda m, x: (x + 1, *torch.linalg.lu_factor_ex(m.weight)[:2]), 0),
     "random numbers": (lambda m, x: x @ F.softmax(torch.rand(16, 16), -1), 0),
+    "a table that one node reads again and again": (lambda m, x: x * places_alone(), 1),
     "what is read as it is": (lambda m, x: x @ m.weight + m.table[0], 0),
 }
 

@@ -118,6 +118,7 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
     own_work = body_cost(node.body)
     loads = loads_of(node.body)
     numel, each = typical(product(node.ranges)), own_work + len(loads)
+    free = not loads and cost.is_cheap(own_work, 4, target)
     if _is_query(node, users):
         (user,) = users
         assert isinstance(user, Attention)
@@ -137,13 +138,9 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         once = len(users) == 1 and _is_loaded_once(node, users[0])
         beside = len(users) == 1 and _is_beside_units(node, users[0], own_work, target)
         masks = _is_of_scores(node, users, graph) and cost.is_cheap_in_scores(own_work, target)
-        return not loads or ((cheap or once or beside or masks) and not reads_anchor)
-    if not loads:
-        return cost.is_cheap(own_work, 4, target) or len(users) == 1
-    if _is_widening(node):
-        return True
+        return free or ((cheap or once or beside or masks) and not reads_anchor)
     repeats = sum(_repeats(node, user) for user in users)
-    if len(users) == 1 and repeats <= 1:
+    if free or _is_widening(node) or (len(users) == 1 and repeats <= 1):
         return True
     from_inputs = all(graph.buffers[b].origin is BufferOrigin.INPUT for b in inputs_of(node))
     small = cost.is_cheap(own_work, 1, target) and cost.is_within_a_dispatch(
