@@ -227,6 +227,21 @@ def test_mixed_stores_of_a_buffer_are_scalar():
         assert re.search(rf"\b{buffer}: array<f32>", text)
 
 
+def test_choices_in_choices_are_computed_once():
+    def masked_windows(x):
+        regions = torch.zeros(14, 14)
+        slices = [slice(0, -7), slice(-7, -3), slice(-3, None)]
+        for k in range(9):
+            regions[slices[k // 3], slices[k % 3]] = k
+        windows = regions.view(2, 7, 2, 7).permute(0, 2, 1, 3).reshape(4, 49)
+        return x + (windows[:, None] - windows[:, :, None])
+
+    text = wgsl(masked_windows, randn(4, 49, 49)).split("fn main")[1]
+    named = re.findall(r"let \w+ = (.*);", text)
+    assert len(named) == len(set(named))
+    assert len(text) < 10_000
+
+
 # ---- constants
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness import TARGET, capture, check, lower_checked
-from torch_webgpu_compile.ir.sorting_nodes import TILES, SortTiling
+from tests.harness import TARGET, capture, check, lower_checked, run_graph
+from torch_webgpu_compile.ir.sorting_nodes import TILES, DigitScatter, SortTiling
 from torch_webgpu_compile.lowering import radix
 
 F = torch.nn.functional
@@ -146,6 +146,30 @@ def test_scan_of_integers_and_long_rows() -> None:
     check(lambda x: x.cumsum(0), torch.arange(5000))
     check(lambda x: x.cumsum(-1), torch.ones(2, 130, dtype=torch.bool))
     check(lambda x: x.cumsum(0), torch.randn(130), dynamic=True, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+def test_extremes_of_many_updates(reduce: str, dtype: torch.dtype) -> None:
+    values = [-2.5, 1e-3, 3.0]
+    if dtype.is_floating_point:
+        values += [float("nan"), float("-inf"), float("inf"), -0.0]
+    x = torch.tensor(values).to(dtype)
+
+    def fn(x: torch.Tensor, at: torch.Tensor) -> Any:
+        start = torch.ones(len(x) + 1, dtype=x.dtype)  # the last one gets nothing
+        included = start.scatter_reduce(0, at, x[at], reduce)
+        alone = start.scatter_reduce(0, at, x[at], reduce, include_self=False)
+        return included, alone, start[:, None].index_reduce(0, at, x[at][:, None], reduce)
+
+    at = torch.arange(3 * len(x)) % len(x)
+    graph = check(fn, x, at, dynamic=True)
+    sorts = any(isinstance(node, DigitScatter) for node in graph.nodes)
+    assert sorts is (dtype is torch.int32)
+    if dtype.is_floating_point:
+        _, alone, _ = run_graph(graph, [x, at])
+        assert alone[6].signbit()  # that of -0.0
 
 
 def test_sort_of_special_values() -> None:

@@ -70,7 +70,7 @@ class Gather:
     inside: str
 
 
-_Text = TypeVar("_Text", Text, Text | None)
+SomeText = TypeVar("SomeText", Text, Text | None)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Scope:
             scope = scope.parent
         return None
 
-    def once(self, key: object, make: Callable[[], _Text]) -> _Text:
+    def once(self, key: object, make: Callable[[], SomeText]) -> SomeText:
         """The value known under a key, or the result of ``make``, which is known from now on."""
         found = self.find(key)
         if found is not None:

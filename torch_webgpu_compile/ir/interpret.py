@@ -247,10 +247,13 @@ def _scatter(run: Run, node: Scatter) -> Sequence[Array]:
     for position, size in zip(where, out.shape, strict=True):
         if position.size and (position.min() < 0 or position.max() >= size):
             raise VerificationError(f"{node.output} is written out of range")
-    if node.accumulate:
-        np.add.at(out, where, values["body"])
-    else:
-        out[where] = values["body"]
+    match node.combines:
+        case "sum":
+            np.add.at(out, where, values["body"])
+        case "maximum":
+            np.maximum.at(out, where, values["body"])
+        case "":
+            out[where] = values["body"]
     return [out]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .. import dtypes
 from ..dtypes import Kind
@@ -288,11 +288,12 @@ class Fourier(Node):
 
 @dataclass(frozen=True, slots=True)
 class Scatter(Node):
-    """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…).
+    """Updates elements of a copy of a buffer: output[index(i…)] = or += body(i…), or the larger.
 
     ``index`` has one scalar per dimension of the output, each in [0, size). ``initial`` names the
     buffer whose contents the output starts from; it has the output's sizes and dtype.
-    ``accumulate`` adds (duplicates included), otherwise one of the duplicates wins.
+    Duplicates are all added with ``combines`` "sum", and the largest uint32 of them and the initial
+    one stays with "maximum"; with "" one of the duplicates wins.
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("initial",)
@@ -302,7 +303,7 @@ class Scatter(Node):
     ranges: tuple[Expr, ...]
     index: tuple[Scalar, ...]
     body: Scalar
-    accumulate: bool
+    combines: Literal["", "sum", "maximum"]
 
     @property
     def spaces(self) -> dict[str, Space]:
@@ -319,7 +320,7 @@ class Scatter(Node):
             return False
         own = [load for load in loads_of(self.body) if load.buffer == self.initial]
         return not own or (
-            not self.accumulate
+            not self.combines
             and all(load.index == self.index for load in own)
             and is_injective(self.index, numbered("i", self.ranges))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from .. import dtypes
 from ..dtypes import DType
@@ -217,9 +217,9 @@ class Builder:
         ranges: Sequence[Expr],
         index: Sequence[IndexLike],
         body: Scalar,
-        accumulate: bool,
+        combines: Literal["", "sum", "maximum"] = "",
     ) -> Value:
-        """A copy of ``initial`` with elements set to ``body``, or increased by it (``accumulate``).
+        """A copy of ``initial`` with elements set to ``body``, or as `Scatter.combines` says.
 
         ``index`` and ``body`` are over the symbols i… of ``ranges``.
         """
@@ -227,14 +227,14 @@ class Builder:
             return initial
         where = tuple(Index(i) if isinstance(i, Expr) else self.finished(i) for i in index)
         origins, element = (self.origin,), self.finished(body)
-        is_known = not accumulate and all(isinstance(i, Index) for i in where)
+        is_known = not combines and all(isinstance(i, Index) for i in where)
         if is_known and element is self.finished(initial.at(where)):
             return initial  # Python assigns what ``x[0] += 1`` gives to ``x[0]``, which is it
         start = self.materialize(initial, name=f"{self.hint}_initial")
         buffer = self.new_buffer(initial.dtype, initial.sizes)
         self.nodes.append(
             Scatter(
-                buffer.name, start.name, tuple(ranges), where, element, accumulate, origins=origins
+                buffer.name, start.name, tuple(ranges), where, element, combines, origins=origins
             )
         )
         return self.load(buffer)

@@ -142,7 +142,7 @@ def lower_slice_scatter(
         places = list(positions(src.sizes))
         places[dim] = first + places[dim] * int(step)
         element = cast(src.body, self.dtype)
-        return builder.scatter(self, src.sizes, places, element, accumulate=False)
+        return builder.scatter(self, src.sizes, places, element)
     index = positions(self.sizes)
     offset = index[dim] - first
     inside = offset // int(step)
@@ -169,7 +169,7 @@ def lower_select_scatter(
         places = list(positions(src.sizes))
         places.insert(dim, chosen)
         element = cast(src.body, self.dtype)
-        return builder.scatter(self, src.sizes, places, element, accumulate=False)
+        return builder.scatter(self, src.sizes, places, element)
     at = positions(self.sizes)
     rest = [*at[:dim], *at[dim + 1 :]]
     condition = apply("eq", Index(at[dim]), Index(chosen))

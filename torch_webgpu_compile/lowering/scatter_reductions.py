@@ -153,7 +153,7 @@ def lower_as_strided_scatter(
     flat = linearize(positions(src.sizes), [as_expr(s) for s in stride])
     flat = flat + (0 if storage_offset is None else storage_offset)
     index: list[IndexLike] = list(delinearize(flat, self.sizes))
-    return builder.scatter(self, src.sizes, index, cast(src.body, self.dtype), accumulate=False)
+    return builder.scatter(self, src.sizes, index, cast(src.body, self.dtype))
 
 
 @lowers(aten.put.default)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from .. import dtypes
 from ..ir.scalar import Const, Index, Scalar, apply, cast, const, neutral, scalar_symbols, where
@@ -33,8 +34,9 @@ from .promotion import Operand, word_dtype
 from .reductions import converted
 from .registry import NotLowered
 from .scans import inclusive_scan
+from .sort_keys import extreme_key, of_extreme_key
 from .sorting import binary_search, sort_last
-from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions, reshape
+from .value import IndexLike, Value, all_of, has_no_elements, in_range, positions, reshape, zeros
 
 # A reduction compares every update with every element that it may change: 2^28 comparisons are
 # 10 ms on a large GPU, and about what a host needs for copies both ways of that much data.
@@ -88,7 +90,8 @@ def _updated(builder: Builder, updates: Updates, accumulate: bool) -> Value:
         if builder.deterministic:
             return ordered(builder, updates, accumulate)
     if not accumulate or initial.dtype in _ATOMIC:
-        return builder.scatter(initial, updates.ranges, updates.index, updates.body, accumulate)
+        combines: Literal["", "sum"] = "sum" if accumulate else ""
+        return builder.scatter(initial, updates.ranges, updates.index, updates.body, combines)
     work = magnitude(updates.competing * initial.numel)
     if work is None or work > _MOST_COMPARISONS:
         cause = f"{initial.dtype.name} has no atomic sum, and {updates.competing} updates are"
@@ -221,7 +224,22 @@ def reduced(
     """
     if are_few(updates.competing):
         return _compared(builder, updates, kind)
+    if kind in ("maximum", "minimum") and updates.body.dtype is dtypes.float32:
+        return _extreme(builder, updates, kind == "minimum")
     return _Sorted(builder, updates).reduced(kind, is_counted)
+
+
+def _extreme(builder: Builder, updates: Updates, smallest: bool) -> tuple[Scalar, Scalar]:
+    """`reduced` of float32s by atomics on their keys: the largest is the same in every order.
+
+    No key is 0, which stands for no update; integers have none to spare.
+    """
+    initial = zeros(updates.initial.sizes, dtypes.uint32)
+    key = extreme_key(updates.body, smallest)
+    keys = builder.scatter(initial, updates.ranges, updates.index, key, "maximum").body
+    named = apply("ne", keys, 0)
+    neutral_value = neutral("minimum" if smallest else "maximum", dtypes.float32)
+    return where(named, of_extreme_key(keys, smallest), neutral_value), cast(named, dtypes.int32)
 
 
 def ordered(builder: Builder, updates: Updates, accumulate: bool) -> Value:

@@ -5,6 +5,7 @@ NaN is the largest, whatever its sign and bits; -0.0 is 0.0; false comes before 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .. import dtypes
@@ -67,6 +68,24 @@ def _ordered_single(value: Scalar) -> Scalar:
     key = where(negative, bits ^ _ONES, bits ^ _SIGN)
     numbers = where(zero, _word(_SIGN), key)
     return where(nan, _word(_ONES), numbers)
+
+
+def extreme_key(value: Scalar, smallest: bool) -> Scalar:
+    """A uint32 that is the larger, the larger (or ``smallest``) a float32 is; of NaN it is largest.
+
+    It is not 0, and every number has its own: -0.0 is less than 0.0.
+    """
+    bits = apply("bitcast", value, dtype=dtypes.uint32)
+    nan = bits << 1 > _INFINITY_AND_SIGN_SHIFTED
+    key = where(bits >= _SIGN, bits ^ _ONES, bits ^ _SIGN)
+    return where(nan, _word(_ONES), key ^ _ONES if smallest else key)
+
+
+def of_extreme_key(word: Scalar, smallest: bool) -> Scalar:
+    """The float32 of an `extreme_key`."""
+    key = word ^ _ONES if smallest else word
+    value = apply("bitcast", where(key >= _SIGN, key ^ _SIGN, key ^ _ONES), dtype=dtypes.float32)
+    return where(apply("eq", word, _ONES), math.nan, value)
 
 
 def _ordered_double(value: Scalar) -> Scalar:

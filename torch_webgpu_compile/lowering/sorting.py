@@ -229,18 +229,19 @@ def before(a: Scalar, b: Scalar) -> Scalar:
 def binary_search(comes_first: Callable[[Scalar], Scalar], count: Expr) -> Scalar:
     """How many of ``count`` elements satisfy ``comes_first``, which those up to some place do.
 
-    ``comes_first`` is a function of a position in [0, count), an int64.
+    ``comes_first`` is a function of a position in [0, count), an int64. Buffers have fewer than 2³¹
+    elements, so that the search is in 32 bits.
     """
-    high = upper_bound(count)
-    found: Scalar = const(0, dtypes.int64)
+    high, size = upper_bound(count), cast(Index(count), dtypes.int32)
+    found: Scalar = const(0, dtypes.int32)
     for bit in reversed(range(31 if high is None else high.bit_length())):
         tried = found + (1 << bit)
         last = tried - 1
-        fits = tried <= Index(count)
+        fits = tried <= size
         safe = where(fits, last, 0)
-        taken = fits & comes_first(safe)
+        taken = fits & comes_first(cast(safe, dtypes.int64))
         found = where(taken, tried, found)
-    return found
+    return cast(found, dtypes.int64)
 
 
 def count_before(

@@ -119,7 +119,7 @@ def _load_pairs(builder: KernelBuilder, renderer: Renderer, bodies: Sequence[Sca
         pair = renderer.let(f"{function}({code})", 1, load.dtype)
         for part, component in ((load, "x"), (other, "y")):
             known = Text(f"{pair.code}.{component}", 1, load.dtype)
-            renderer.scope.known[part, predicates] = known
+            renderer.scope.known["value", part, predicates] = known
 
 
 def _store(builder: KernelBuilder, node: Fourier, at: dict[Symbol, Expr]) -> list[str]:

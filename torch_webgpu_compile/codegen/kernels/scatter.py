@@ -19,7 +19,11 @@ from ..wgsl.casts import converted
 from .builder import KernelBody, KernelBuilder
 from .pointwise import generate_map
 
-_ATOMIC_ADD = frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64})
+_ATOMIC = {
+    "sum": frozenset({dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.int64}),
+    "maximum": frozenset({dtypes.uint32}),
+}
+_VERBS = {"": "store", "sum": "add", "maximum": "raise"}
 
 
 def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) -> list[KernelCall]:
@@ -29,13 +33,13 @@ def generate_scatter(node: Scatter, buffers: dict[str, Buffer], target: Target) 
     empty ranges.
 
     Raises:
-        UnsupportedOp: accumulation in a dtype that 32-bit atomics cannot sum.
+        UnsupportedOp: 32-bit atomics do not combine its dtype so.
     """
     output = buffers[node.output]
-    if node.accumulate and output.dtype not in _ATOMIC_ADD:
+    if node.combines and output.dtype not in _ATOMIC[node.combines]:
         raise UnsupportedOp(
             node.origins[0].op if node.origins else "scatter",
-            f"accumulation in {output.dtype.name} has no atomic",
+            f"a {node.combines} in {output.dtype.name} has no atomic",
             "accumulate in float32 or int64 and convert",
         )
     if output.numel is ZERO:
@@ -79,7 +83,7 @@ def update_body(builder: KernelBuilder, node: Scatter, workgroup: int) -> Kernel
             if not renderer.is_below(node.index[k], output.sizes[k]):
                 inside.append(f"{at} < {builder.index(output.sizes[k])}")
     value = renderer.render(node.body)
-    verb = builder.bindings.function(node.output, "add" if node.accumulate else "store")
+    verb = builder.bindings.function(node.output, _VERBS[node.combines])
     store = f"{verb}({code}, {value.code});"
     # Shaders run without bounds checks: a wrong index must not write foreign memory.
     scope.lines.append(f"if ({' && '.join(inside)}) {{ {store} }}" if inside else store)

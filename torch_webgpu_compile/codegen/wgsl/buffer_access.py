@@ -18,6 +18,8 @@ from ...target import Window
 
 PAIR = 2
 WORD_NBYTES = 4
+COMBINING = ("add", "raise")
+"""Verbs of atomics that combine a value with an element."""
 
 
 @dataclass
@@ -49,13 +51,13 @@ class Use:
 
     @property
     def reads(self) -> bool:
-        """Whether the kernel loads from the buffer; an atomic addition loads too."""
-        return any(f.startswith(("load", "word", "pairs", "add")) for f in self.functions)
+        """Whether the kernel loads from the buffer; atomics that combine load too."""
+        return any(f.startswith(("load", "word", "pairs", *COMBINING)) for f in self.functions)
 
     @property
     def writes(self) -> bool:
-        """Whether the kernel stores to the buffer; an atomic addition stores too."""
-        return any(f.startswith(("store", "add")) for f in self.functions)
+        """Whether the kernel stores to the buffer; atomics that combine store too."""
+        return any(f.startswith(("store", *COMBINING)) for f in self.functions)
 
 
 def _storage_lanes(use: Use) -> int:
@@ -72,11 +74,11 @@ def _storage_lanes(use: Use) -> int:
 def element_type(use: Use) -> str:
     """The WGSL type of an element of the binding's array.
 
-    Atomic words for additions and for stores into packed words; a vector where all accesses are by
-    vectors.
+    Atomic words for what combines and for stores into packed words; a vector where all accesses are
+    by vectors.
     """
     dtype = use.buffer.dtype
-    if "add" in use.functions or (dtype.packing > 1 and "store" in use.functions):
+    if use.functions & set(COMBINING) or (dtype.packing > 1 and "store" in use.functions):
         return "atomic<u32>"
     if "words" in use.functions and not use.writes:
         return "vec4<u32>"
@@ -97,7 +99,7 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
         text += [_signature(use, verb, name) + " {", *body, "}"]
     if single:
         return text
-    value = ", v" if verb.startswith(("store", "add")) else ""
+    value = ", v" if verb.startswith(("store", *COMBINING)) else ""
     back = "" if value else "return "
     text.append(_signature(use, verb, use.alias) + " {")
     itemsize = use.buffer.dtype.itemsize
@@ -112,7 +114,7 @@ def access_function(use: Use, verb: str, element: str, windows: Sequence[Window]
 
 def function_by_part(uses: Sequence[Use], verb: str) -> list[str]:
     """The access to the buffer of a part, by the part's number; all are of one dtype."""
-    value = ", v" if verb.startswith(("store", "add")) else ""
+    value = ", v" if verb.startswith(("store", *COMBINING)) else ""
     lines = [_signature(uses[0], verb, f"any_{uses[0].alias}") + " {", "  switch (tw_part) {"]
     for k, use in enumerate(uses):
         label = f"case {k}:" if k + 1 < len(uses) else "default"
@@ -276,6 +278,11 @@ def _add(dtype: DType, x: str, element: str) -> list[str]:
     ]
 
 
+def _raise(dtype: DType, x: str, element: str) -> list[str]:
+    """The larger of a u32 and what is there; seldom it is the new one, and a load costs less."""
+    return [f"  if (atomicLoad(&{x}[i]) < v) {{ atomicMax(&{x}[i], v); }}"]
+
+
 _BODIES: dict[str, Callable[[DType, str, str], list[str]]] = {
     "load": _load,
     "load2": _load2,
@@ -287,6 +294,7 @@ _BODIES: dict[str, Callable[[DType, str, str], list[str]]] = {
     "store2": partial(_store_vector, PAIR),
     "store4": _store4,
     "add": _add,
+    "raise": _raise,
 }
 
 

@@ -32,6 +32,7 @@ from ...ir.scalar import (
     Masked,
     Op,
     Scalar,
+    children,
     is_host_float,
     loads_of,
     substitute_symbols,
@@ -47,7 +48,7 @@ from ...symbolic.sizes import (
     symbols_of,
 )
 from ..hardening.spelling import fast_exp, int64_of, opaque, position_as_float, suffix
-from ..values import Gather, Scope, Text, UniqueNames, choice, in_lanes, vector_type
+from ..values import Gather, Scope, SomeText, Text, UniqueNames, choice, in_lanes, vector_type
 from .buffer_access import element_of
 from .casts import bitcast, cast, converted, fitted
 from .indices import (
@@ -100,6 +101,7 @@ class Renderer:
     wide: Scope | None = None
     masked: int = field(default=0, init=False)
     _prepared: set[Scalar] = field(default_factory=set, init=False)
+    _accessing: dict[Scalar, bool] = field(default_factory=dict, init=False)
 
     def __post_init__(self, predicate: str | None) -> None:
         self.in_wgsl = self.bindings.target.in_wgsl
@@ -110,11 +112,34 @@ class Renderer:
         """The value of ``root``; statements go to the open scope."""
         if self.outer is not None and not self.masked and self.belongs_outside(root):
             return self.outer.render(root)
-        return self.scope.once((root, self.predicates), lambda: self._compute(root))
+        return self._once("value", root, partial(self._compute, root))
+
+    def _once(self, kind: str, node: Scalar, make: Callable[[], SomeText]) -> SomeText:
+        """What `Scope.once` has of a node under these predicates, or fewer: it is the same value.
+
+        Where nothing is loaded, they ask nothing.
+        """
+        fewer = range(len(self.predicates)) if self.predicates else ()
+        if fewer and not self._accesses(node):
+            return self.scope.once((kind, node, ()), make)
+        for count in fewer:
+            found = self.scope.find((kind, node, self.predicates[:count]))
+            if found is not None:
+                return found
+        return self.scope.once((kind, node, self.predicates), make)
+
+    def _accesses(self, node: Scalar) -> bool:
+        """Whether predicates are asked on the way to a value."""
+        found = self._accessing.get(node)
+        if found is None:
+            asks = isinstance(node, (Load, Checked, FunctionCall))
+            found = asks or any(map(self._accesses, children(node)))
+            self._accessing[node] = found
+        return found
 
     def _member(self, load: Load) -> Text | None:
         """`member`, whose statements are there once."""
-        return self.scope.once(("member", load, self.predicates), lambda: self.member(load))
+        return self._once("member", load, partial(self.member, load))
 
     def _compute_members(self, node: Scalar) -> None:
         """Computes the members that an expression needs before the rest of it.
@@ -132,10 +157,14 @@ class Renderer:
                     self._compute_members(arg)
 
     def let(self, code: str, lanes: int, dtype: DType) -> Text:
-        """Names an expression in the open scope."""
-        name = self.names.fresh("t")
-        self.scope.lines.append(f"let {name} = {code};")
-        return Text(name, lanes, dtype)
+        """Names an expression in the open scope, where nothing names the same one."""
+
+        def make() -> Text:
+            name = self.names.fresh("t")
+            self.scope.lines.append(f"let {name} = {code};")
+            return Text(name, lanes, dtype)
+
+        return self.scope.once((code, lanes, dtype), make)
 
     def _compute(self, node: Scalar) -> Text:
         match node:
@@ -376,7 +405,7 @@ class Renderer:
         if self.branches and condition.lanes == 1 and not self.masked and loads_of(node.other):
             return self._branch(condition, node)
         outer = self.predicates
-        self.predicates = (*outer, condition)
+        self.predicates = outer if condition in outer else (*outer, condition)
         self.masked += 1
         body = self.render(node.body)
         self.masked -= 1
@@ -427,8 +456,7 @@ class Renderer:
         """The position as an i32, -1 where it is out of range, which is reported."""
         if self.outer is not None and not self.masked and self.belongs_outside(node):
             return self.outer._checked(node)
-        key = (node, self.predicates, dtypes.int32)
-        return self.scope.once(key, lambda: self._check(node))
+        return self._once("checked", node, partial(self._check, node))
 
     def _check(self, node: Checked) -> Text:
         given = self.render(node.given)
@@ -555,8 +583,7 @@ class Renderer:
         """
         if self.outer is not None and not self.masked and self.belongs_outside(node):
             return self.outer._narrow(node)
-        key = ("narrow", node, self.predicates)
-        return self.scope.once(key, lambda: self._compute_narrow(node))
+        return self._once("narrow", node, partial(self._compute_narrow, node))
 
     def _compute_narrow(self, node: Scalar) -> Text | None:
         if isinstance(node, Checked):

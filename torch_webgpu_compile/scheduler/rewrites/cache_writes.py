@@ -76,7 +76,7 @@ def forward_cache_writes(graph: LoopGraph, target: Target) -> LoopGraph:
 
 def _row_of(node: Node, graph: LoopGraph) -> _Row | None:
     """A scatter as one of a whole row: of all elements at one position of a dimension."""
-    if not isinstance(node, Scatter) or node.accumulate:
+    if not isinstance(node, Scatter) or node.combines:
         return None
     if any(load.buffer == node.initial for load in loads_of(node.body)):
         return None
