@@ -23,7 +23,7 @@ class Split:
     Attributes:
         seconds: ``pytorch`` Dynamo and AOTAutograd, ``compiler`` what they call of this package,
             ``pipelines`` in which it waits for them; the rest of the call is eager operators, the
-            work on the GPU and guards.
+            work on the GPU with what a driver compiles only then, and guards.
         texts: the kernels that were asked for, by what makes a pipeline of its own.
     """
 
@@ -43,8 +43,8 @@ class Split:
         self._parts.pop()
 
     def figures(self, first_s: float) -> dict[str, Any]:
-        """As results: ``own_s`` is all but PyTorch's part; ``pipelines_cpu_s`` are summed over
-        threads.
+        """As results: ``own_s`` is all but PyTorch's part; ``pipelines_in_threads_s`` of compiling
+        pipelines is summed over threads.
 
         Args:
             first_s: of the call.
@@ -55,8 +55,9 @@ class Split:
         found = {f"{part}_s": self.seconds.get(part, 0.0) for part in (PYTORCH, OURS, PIPELINES)}
         return {
             **found,
+            "rest_s": first_s - sum(found.values()),
             "own_s": first_s - found["pytorch_s"],
-            "pipelines_cpu_s": sum(d.pipelines.compile_seconds for d in opened_devices()),
+            "pipelines_in_threads_s": sum(d.pipelines.compile_seconds for d in opened_devices()),
             "kernels": len(self.texts),
             "wgsl_nbytes": sum(self.texts.values()),
             "plan_cache_hits": counters.plan_cache_hits,

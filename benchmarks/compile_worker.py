@@ -54,8 +54,7 @@ def built(name: str, small: bool) -> Built:
 
 
 def prepare() -> None:
-    """Nothing may start a thread or open CUDA in a process that forks."""
-    torch.set_num_threads(1)
+    """Loads what every case needs; opens no GPU."""
     importlib.import_module("torch._dynamo")
 
 
@@ -64,6 +63,7 @@ def run_case(name: str, systems: list[str], settings: Settings, measured: Measur
 
     def build() -> dict[str, Any]:
         if _FORKS:
+            torch.set_num_threads(1)  # others would not be there in a child
             try:
                 built(name, settings.small)
             except ImportError as error:

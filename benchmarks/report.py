@@ -83,11 +83,11 @@ def goals_text(results: dict[str, Any]) -> str:
     last = ""
     for suite, case, verdict in verdicts(results):
         if suite != last:
-            heads = f"{'measured':>16}  {'goal':36}{'reached':10}"
+            heads = f"{'measured':>16}  {'goal':46}{'reached':10}"
             lines += ["", f"{SUITES[suite].title:22}{heads}note"]
             last = suite
         answer = {True: "yes", False: "NO", None: "?"}[verdict.reached]
-        cells = f"{verdict.measured:>16}  {verdict.goal:36}{answer:10}"
+        cells = f"{verdict.measured:>16}  {verdict.goal:46}{answer:10}"
         lines.append(f"{case:22}{cells}{verdict.note}".rstrip())
     found = [verdict.reached for _, _, verdict in verdicts(results)]
     if found:
@@ -123,10 +123,11 @@ def text(results: dict[str, Any]) -> str:
         f"adapter {machine.get('adapter')} · PyTorch {machine.get('torch')} on "
         f"{machine.get('torch_device')}",
         *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in limits.items()),
-        "",
-        f"{'time per call':20}" + "".join(f"{name:>20}" for name in systems) + "  webgpu's rate",
     ]
-    for name, case in cases.items():
+    if systems:
+        heads = "".join(f"{name:>20}" for name in systems)
+        lines += ["", f"{'time per call':20}{heads}  webgpu's rate"]
+    for name, case in cases.items() if systems else ():
         cells = "".join(f"{_cell(case.get(system, {})):>20}" for system in systems)
         lines.append(f"{name:20}{cells}  {rate(case, limits)}".rstrip())
         if any("gpu_s" in case.get(system, {}) for system in systems):
@@ -152,7 +153,8 @@ def _cell(result: dict[str, Any]) -> str:
 def _details(cases: dict[str, Any]) -> Iterator[str]:
     columns = ("host", "per dispatch", "dispatches", "kernels", "GB moved", "peak GB", "call")
     heads = (*columns, "first call", "again", "diff")
-    yield f"{'webgpu':20}" + "".join(f"{head:>14}" for head in heads)
+    if any("seconds" in case.get("webgpu", {}) for case in cases.values()):
+        yield f"{'webgpu':20}" + "".join(f"{head:>14}" for head in heads)
     for name, case in cases.items():
         ours = case.get("webgpu", {})
         if "seconds" not in ours:
@@ -179,7 +181,7 @@ def _details(cases: dict[str, Any]) -> Iterator[str]:
 
 
 _STARTED = {"inductor": "Inductor", **PROVIDERS}
-_PARTS = ("pytorch_s", "compiler_s", "pipelines_s")
+_PARTS = ("pytorch_s", "compiler_s", "pipelines_s", "rest_s")
 """Of a first call, see `call_split`."""
 
 
@@ -189,7 +191,8 @@ def _started(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
-    heads = ("cold", "second", "PyTorch", "compiler", "pipelines", "their CPU", "kernels", "kB")
+    heads = ("cold", "second", "PyTorch", "compiler", "pipelines", "rest")
+    heads = (*heads, "in threads", "kernels", "kB of WGSL")
     if any(map(_started, cases.values())):
         yield f"{'first call, seconds':34}" + "".join(f"{head:>11}" for head in heads)
     for name, case in cases.items():
@@ -198,7 +201,7 @@ def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
                 parts = found[kind]
                 cells = [f"{found[f'{k}_s']:.2f}" if k == kind else "" for k in ("cold", "second")]
                 if system in PROVIDERS:
-                    seconds = (*_PARTS, "pipelines_cpu_s")
+                    seconds = (*_PARTS, "pipelines_in_threads_s")
                     cells += [f"{parts[part]:.2f}" for part in seconds]
                     cells += [str(parts["kernels"]), f"{parts['wgsl_nbytes'] / 1e3:.0f}"]
                 label = f"{name}, {_STARTED[system]}" if kind == "cold" else ""

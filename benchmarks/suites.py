@@ -173,7 +173,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "compile-software",
-            "First call, software adapter, two cores",
+            "First call, software",
             _each(
                 {
                     case: AtMost("least_s", limit, "s", "cold", "wgpu")
