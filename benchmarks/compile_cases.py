@@ -116,8 +116,11 @@ def swin(small: bool) -> Built:
 
 def resnet50_f16(small: bool) -> Built:
     """ResNet-50 in half precision on 32 images."""
-    model, (images,) = half.resnet50(small)
-    return model.half(), (images.half(),)
+    torch.set_default_dtype(torch.float16)
+    try:
+        return half.resnet50(small)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def unet(small: bool) -> Built:
