@@ -24,11 +24,13 @@ class Split:
         seconds: ``pytorch`` Dynamo and AOTAutograd, ``compiler`` what they call of this package,
             ``pipelines`` in which it waits for them; the rest of the call is eager operators, the
             work on the GPU with what a driver compiles only then, and guards.
-        texts: the kernels that were asked for, by what makes a pipeline of its own.
+        in_threads: seconds of each pipeline, in whichever thread compiled it.
+        wgsl_nbytes: of their kernels.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
-    texts: dict[Any, int] = field(default_factory=dict)
+    in_threads: list[float] = field(default_factory=list)
+    wgsl_nbytes: int = 0
     _parts: list[str] = field(default_factory=lambda: [REST])
     _since: float = field(default_factory=time.perf_counter)
 
@@ -50,16 +52,15 @@ class Split:
             first_s: of the call.
         """
         from torch_webgpu_compile import counters
-        from torch_webgpu_compile.runtime.device import opened_devices
 
         found = {f"{part}_s": self.seconds.get(part, 0.0) for part in (PYTORCH, OURS, PIPELINES)}
         return {
             **found,
             "rest_s": first_s - sum(found.values()),
             "own_s": first_s - found["pytorch_s"],
-            "pipelines_in_threads_s": sum(d.pipelines.compile_seconds for d in opened_devices()),
-            "kernels": len(self.texts),
-            "wgsl_nbytes": sum(self.texts.values()),
+            "pipelines_in_threads_s": sum(self.in_threads),
+            "kernels": len(self.in_threads),
+            "wgsl_nbytes": self.wgsl_nbytes,
             "plan_cache_hits": counters.plan_cache_hits,
             "plans": counters.plans_compiled,
             "fallbacks": dict(counters.fallbacks),
@@ -77,6 +78,7 @@ def split() -> Iterator[Split]:
     """Splits what is called inside."""
     from torch_webgpu_compile import backend
     from torch_webgpu_compile.capture.graph import aot
+    from torch_webgpu_compile.runtime.native import NativeBackend
     from torch_webgpu_compile.runtime.pipelines import PipelineCache
 
     found = Split()
@@ -97,12 +99,13 @@ def split() -> Iterator[Split]:
     def traced(*args: Any, **kwargs: Any) -> Any:
         return within(PYTORCH, aot_autograd(*args, **kwargs))
 
-    def compile_many(cache: Any, kernels: Any) -> Any:
-        for kernel in kernels:
-            writable = tuple(binding.writable for binding in kernel.bindings)
-            key = kernel.wgsl, writable, kernel.parameter_count > 0
-            found.texts[key] = len(kernel.wgsl.encode())
-        return wait(cache, kernels)
+    def create_pipeline(native: Any, kernel: Any, *args: Any) -> Any:
+        start = time.perf_counter()
+        made = create(native, kernel, *args)
+        with lock:
+            found.in_threads.append(time.perf_counter() - start)
+            found.wgsl_nbytes += len(kernel.wgsl.encode())
+        return made
 
     def start(_: object) -> None:
         found.enter(PYTORCH)
@@ -111,14 +114,16 @@ def split() -> Iterator[Split]:
         found.leave()
 
     aot_autograd, partition = aot.aot_autograd, aot.min_cut_rematerialization_partition
-    wait = within(PIPELINES, PipelineCache.compile_many)
+    create, lock = NativeBackend.create_pipeline, threading.Lock()
+    waiting = within(PIPELINES, PipelineCache.compile_many)
     entries = ("compile_inference", "compile_forward", "compile_backward", "partition")
     with ExitStack() as stack:
         for place, name, replaced in (
             (backend, "compile_module", within(OURS, backend.compile_module)),
             (aot, "aot_autograd", traced),
             (aot, "min_cut_rematerialization_partition", within(PYTORCH, partition)),
-            (PipelineCache, "compile_many", compile_many),
+            (PipelineCache, "compile_many", waiting),
+            (NativeBackend, "create_pipeline", create_pipeline),
             *((aot.GraphCapture, n, within(OURS, getattr(aot.GraphCapture, n))) for n in entries),
         ):
             stack.enter_context(patch.object(place, name, replaced))

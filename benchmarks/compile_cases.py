@@ -201,9 +201,7 @@ def two_layers(small: bool) -> Built:
     return logits.model, (torch.arange(3, 11)[None],)
 
 
-def _beam_search(
-    module: Any, inputs: tuple[Tensor, ...], backend: str | None
-) -> Callable[[], Any]:
+def _beam_search(module: Any, inputs: tuple[Tensor, ...], backend: str | None) -> Callable[[], Any]:
     module.generation_config.eos_token_id = None
     mask = torch.ones_like(inputs[0])
     settings = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "pad_token_id": 0}

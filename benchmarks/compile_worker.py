@@ -177,9 +177,9 @@ def first_call(name: str, system: str, small: bool, folder: Path) -> dict[str, A
     """The first call in this process, which has compiled nothing.
 
     ``first_s`` of the call, until its result is there, and ``cpu_s`` of this process in it;
-    ``again_s`` of another one. Not part of these: ``import_s`` of importing a compiler, ``upload_s``
-    of opening the GPU and moving model and inputs there. ``checks`` of the result. With this
-    package the parts of the call, too: see `call_split.Split`.
+    ``again_s`` of another one. Not part of these: ``import_s`` of importing a compiler,
+    ``upload_s`` of opening the GPU and moving model and inputs there. ``checks`` of the result.
+    With this package the parts of the call, too: see `call_split.Split`.
     """
     for variable, value in caches_in(folder).items():
         if value is None:

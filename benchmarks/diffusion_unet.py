@@ -96,7 +96,10 @@ class DiffusionUNet(nn.Module):
     """
 
     def __init__(
-        self, channels: int = 4, widths: Sequence[int] = (128, 256, 512), stages: int = 2,
+        self,
+        channels: int = 4,
+        widths: Sequence[int] = (128, 256, 512),
+        stages: int = 2,
         context: int = 768,
     ) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ class Counts:
 
 
 def counts(case: CompileCase, target: Target, small: bool) -> Counts:
-    """Compiles a model for a target; on fake tensors, or on real ones where its code reads values."""
+    """Compiles a model; on fake tensors, or on real ones where its own code reads values."""
     try:
         return _counts(case, target, small, FakeTensorMode(allow_non_fake_inputs=True))
     except DataDependentOutputException:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 _Built = TypeVar("_Built")
@@ -19,8 +20,14 @@ _Built = TypeVar("_Built")
 _ROW = 1_000_003  # a prime: rows of weights are not alike
 
 
+_DRAW = (
+    *(Tensor.normal_, Tensor.uniform_),
+    *(init.normal_, init.uniform_, init.kaiming_normal_, init.kaiming_uniform_),
+)
+
+
 class _Undrawn(TorchFunctionMode):
-    """`normal_` and `uniform_` do nothing; ``left`` are the tensors that they were called on."""
+    """Initialisers do nothing; ``left`` are the tensors that they were called on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,9 +40,10 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_):
-            self.left[id(args[0])] = args[0]
-            return args[0]
+        if func in _DRAW:
+            tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
+            self.left[id(tensor)] = tensor
+            return tensor
         return func(*args, **(kwargs or {}))
 
 
