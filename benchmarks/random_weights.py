@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 _Built = TypeVar("_Built")
@@ -20,10 +19,8 @@ _Built = TypeVar("_Built")
 _ROW = 1_000_003  # a prime: rows of weights are not alike
 
 
-_DRAW = (
-    *(Tensor.normal_, Tensor.uniform_),
-    *(init.normal_, init.uniform_, init.kaiming_normal_, init.kaiming_uniform_),
-)
+# Of tensors' methods, of torch.nn.init, and of what libraries put in its place.
+_DRAW = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_"})
 
 
 class _Undrawn(TorchFunctionMode):
@@ -40,7 +37,7 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _DRAW:
+        if getattr(func, "__name__", "") in _DRAW:
             tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
             self.left[id(tensor)] = tensor
             return tensor
