@@ -242,7 +242,7 @@ def _waited_mlp(device: str, batch: int) -> Call:
     return waited
 
 
-def _t5_encoder(small: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def t5_encoder(small: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """T5's small encoder."""
     from transformers import T5Config, T5EncoderModel
 
@@ -257,7 +257,7 @@ def _model(device: str, small: int, *, name: str) -> Call:
     """A model as the suite for training builds it, with nothing compiled."""
     from . import training
 
-    cases = {**training.CASES, "t5_encoder": training.Case(_t5_encoder, "forward")}
+    cases = {**training.CASES, "t5_encoder": training.Case(t5_encoder, "forward")}
     case = cases[name]
     module, inputs = case.build(bool(small))
     if name.startswith("llama"):

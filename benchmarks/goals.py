@@ -20,7 +20,8 @@ _LARGEST_DIFFERENCE = 1e-2
 # Of a stream's time, the host's: above this share of it, the GPU waits for the host.
 _HOST_DECIDES = 0.8
 OURS = "webgpu"
-_OWN = (OURS, "first_call")
+_INDUCTOR = "inductor"
+OWN = (OURS, "wgpu", "wgpudawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,16 @@ class AtLeast:
 
 
 @dataclass(frozen=True, slots=True)
+class AtMostShare:
+    """A figure of a system is at most ``limit`` × that of Inductor on CUDA."""
+
+    field: str
+    limit: float
+    what: str
+    system: str = OURS
+
+
+@dataclass(frozen=True, slots=True)
 class Leaner:
     """At most ``factor`` × the peak GPU memory of another system."""
 
@@ -105,7 +116,7 @@ class Leaner:
     label: str
 
 
-Goal = Faster | AsFast | SameBits | CopyShare | FlopRate | AtMost | AtLeast | Leaner
+Goal = Faster | AsFast | SameBits | CopyShare | FlopRate | AtMost | AtMostShare | AtLeast | Leaner
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,8 @@ def systems_of(goal: Goal) -> frozenset[str]:
             return frozenset({OURS, than})
         case AtMost(system=system) | AtLeast(system=system):
             return frozenset({system})
+        case AtMostShare(system=system):
+            return frozenset({system, _INDUCTOR})
         case CopyShare() | FlopRate():
             return frozenset({OURS})
 
@@ -171,6 +184,8 @@ def describe(goal: Goal) -> str:
             return f"≥ {rate / 1e12:g} TFLOP/s"
         case AtMost(limit=limit, unit=unit, what=what):
             return f"≤ {limit:g}{unit and ' ' + unit} {what}".rstrip()
+        case AtMostShare(limit=limit, what=what):
+            return f"≤ {limit:g} × Inductor, {what}"
         case AtLeast(limit=limit, unit=unit):
             return f"≥ {limit:g} {unit}"
         case Leaner(factor=factor, label=label):
@@ -195,11 +210,13 @@ def judge(
             return Verdict(text, note=f"{system} was not measured")
         if "error" in found:
             # What is not installed says nothing about the goal; what failed here does.
-            reached = False if system in _OWN and not found.get("missing") else None
+            reached = False if system in OWN and not found.get("missing") else None
             return Verdict(text, note=f"{system}: {found['error']}", reached=reached)
-    difference = results.get(OURS, {}).get("relative_difference", 0.0)
-    if not difference <= _LARGEST_DIFFERENCE:  # NaN too
-        return Verdict(text, note=f"wrong result: it differs by {difference:.1e}", reached=False)
+    for system in sorted(systems_of(goal) | {OURS}):
+        difference = results.get(system, {}).get("relative_difference", 0.0)
+        if not difference <= _LARGEST_DIFFERENCE:  # NaN too
+            note = f"wrong result: it differs by {difference:.1e}"
+            return Verdict(text, note=note, reached=False)
     is_peer_here = has_cuda or not _needs_cuda(goal)
     try:
         value, share, measured = _measure(goal, results, limits, work)
@@ -244,7 +261,7 @@ def _needs_cuda(goal: Goal) -> bool:
     match goal:
         case Faster(needs_cuda=needed):
             return needed
-        case AsFast() | CopyShare() | Leaner():
+        case AsFast() | CopyShare() | AtMostShare() | Leaner():
             return True
         case SameBits() | FlopRate() | AtMost() | AtLeast():
             return False
@@ -279,6 +296,9 @@ def _measure(
         case AtMost(field=field, limit=limit, unit=unit, system=system):
             value = results[system][field] * (1e6 if unit == "µs" else 1)
             return value, limit / max(value, 1e-12), f"{value:.4g}{unit and ' ' + unit}"
+        case AtMostShare(field=field, limit=limit, system=system):
+            ratio = results[system][field] / results[_INDUCTOR][field]
+            return ratio, limit / ratio, f"{ratio:.2f} ×"
         case AtLeast(field=field, limit=limit, unit=unit, system=system):
             value = results[system][field]
             return value, value / limit, f"{value:.4g} {unit}"

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .goals import Verdict, Work, is_count, judge
+from .goals import AtMostShare, Verdict, Work, describe, is_count, judge
 from .runner import SYSTEMS, WORK
-from .suites import SUITES
+from .suites import PROVIDERS, SUITES, Suite
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -57,6 +58,23 @@ def verdicts(results: dict[str, Any]) -> Iterator[tuple[str, str, Verdict]]:
                 if results["small"] and found.share is not None and not is_count(goal):
                     found = replace(found, reached=None, note=found.note or "small sizes")
                 yield name, row.case, found
+        for goal in SUITES[name].medians:
+            yield name, "median", _median(SUITES[name], goal, results)
+
+
+def _median(suite: Suite, goal: AtMostShare, results: dict[str, Any]) -> Verdict:
+    """A goal for the median over the suite's cases."""
+    shares = []
+    for row in suite.rows:
+        found = judge(goal, results["cases"].get(row.case, {}), {}, Work(), has_cuda(results))
+        if found.value is not None:
+            shares.append(found.value)
+    if len(shares) < len(suite.rows):
+        note = f"of {len(suite.rows)} cases {len(shares)} were measured"
+        return Verdict(describe(goal), note=note)
+    typical = {goal.system: {goal.field: statistics.median(shares)}, "inductor": {goal.field: 1.0}}
+    found = judge(goal, typical, {}, Work(), has_cuda(results))
+    return replace(found, reached=None, note="small sizes") if results["small"] else found
 
 
 def goals_text(results: dict[str, Any]) -> str:
@@ -65,11 +83,11 @@ def goals_text(results: dict[str, Any]) -> str:
     last = ""
     for suite, case, verdict in verdicts(results):
         if suite != last:
-            heads = f"{'measured':>16}  {'goal':36}{'reached':10}"
+            heads = f"{'measured':>16}  {'goal':46}{'reached':10}"
             lines += ["", f"{SUITES[suite].title:22}{heads}note"]
             last = suite
         answer = {True: "yes", False: "NO", None: "?"}[verdict.reached]
-        cells = f"{verdict.measured:>16}  {verdict.goal:36}{answer:10}"
+        cells = f"{verdict.measured:>16}  {verdict.goal:46}{answer:10}"
         lines.append(f"{case:22}{cells}{verdict.note}".rstrip())
     found = [verdict.reached for _, _, verdict in verdicts(results)]
     if found:
@@ -105,10 +123,11 @@ def text(results: dict[str, Any]) -> str:
         f"adapter {machine.get('adapter')} · PyTorch {machine.get('torch')} on "
         f"{machine.get('torch_device')}",
         *(f"{name.replace('_', ' ')} {value:.4g}" for name, value in limits.items()),
-        "",
-        f"{'time per call':20}" + "".join(f"{name:>20}" for name in systems) + "  webgpu's rate",
     ]
-    for name, case in cases.items():
+    if systems:
+        heads = "".join(f"{name:>20}" for name in systems)
+        lines += ["", f"{'time per call':20}{heads}  webgpu's rate"]
+    for name, case in cases.items() if systems else ():
         cells = "".join(f"{_cell(case.get(system, {})):>20}" for system in systems)
         lines.append(f"{name:20}{cells}  {rate(case, limits)}".rstrip())
         if any("gpu_s" in case.get(system, {}) for system in systems):
@@ -134,7 +153,8 @@ def _cell(result: dict[str, Any]) -> str:
 def _details(cases: dict[str, Any]) -> Iterator[str]:
     columns = ("host", "per dispatch", "dispatches", "kernels", "GB moved", "peak GB", "call")
     heads = (*columns, "first call", "again", "diff")
-    yield f"{'webgpu':20}" + "".join(f"{head:>14}" for head in heads)
+    if any("seconds" in case.get("webgpu", {}) for case in cases.values()):
+        yield f"{'webgpu':20}" + "".join(f"{head:>14}" for head in heads)
     for name, case in cases.items():
         ours = case.get("webgpu", {})
         if "seconds" not in ours:
@@ -160,18 +180,60 @@ def _details(cases: dict[str, Any]) -> Iterator[str]:
             )
 
 
+_STARTED = {"inductor": "Inductor", **PROVIDERS}
+_PARTS = ("pytorch_s", "compiler_s", "pipelines_s", "rest_s")
+"""Of a first call, see `call_split`."""
+
+
+def _started(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was measured of first calls in processes of their own, by system."""
+    return {system: case[system] for system in _STARTED if "cold_s" in case.get(system, {})}
+
+
 def _first_calls(cases: dict[str, Any]) -> Iterator[str]:
-    """The parts of first calls that had processes of their own."""
+    heads = ("cold", "second", "PyTorch", "compiler", "pipelines", "rest")
+    heads = (*heads, "in threads", "kernels", "kB of WGSL")
+    if any(map(_started, cases.values())):
+        yield f"{'first call, seconds':34}" + "".join(f"{head:>11}" for head in heads)
     for name, case in cases.items():
-        for kind in ("cold", "cached", "precompiled"):
-            parts = case.get("first_call", {}).get(kind)
-            if parts:
-                shown = (
-                    f"{part.removesuffix('_s').replace('_', ' ')} {format_seconds(seconds)}"
-                    for part, seconds in parts.items()
-                    if part.endswith("_s")
-                )
-                yield f"{name}, {kind}: {', '.join(shown)}"
+        for system, found in _started(case).items():
+            for kind in ("cold", "second"):
+                parts = found[kind]
+                cells = [f"{found[f'{k}_s']:.2f}" if k == kind else "" for k in ("cold", "second")]
+                if system in PROVIDERS:
+                    seconds = (*_PARTS, "pipelines_in_threads_s")
+                    cells += [f"{parts[part]:.2f}" for part in seconds]
+                    cells += [str(parts["kernels"]), f"{parts['wgsl_nbytes'] / 1e3:.0f}"]
+                label = f"{name}, {_STARTED[system]}" if kind == "cold" else ""
+                yield f"{label:34}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def _first_calls_table(cases: dict[str, Any]) -> Iterator[str]:
+    """As Markdown: seconds cold and in the second process, and of the pipelines."""
+    if not any(map(_started, cases.values())):
+        return
+    heads = [f"{label}, {kind}" for label in _STARTED.values() for kind in ("cold", "second")]
+    yield ""
+    yield from _row(["seconds", *heads, "kernels", "kB of WGSL", "pipelines, cold"])
+    yield "|---" * (len(heads) + 4) + "|"
+    for name, case in cases.items():
+        started = _started(case)
+        if not started:
+            continue
+        cells = [
+            f"{started[system][f'{kind}_s']:.2f}" if system in started else ""
+            for system in _STARTED
+            for kind in ("cold", "second")
+        ]
+        colds = [started[system]["cold"] for system in PROVIDERS if system in started]
+        for field, scale, digits in (
+            ("kernels", 1, 0),
+            ("wgsl_nbytes", 1e-3, 0),
+            ("pipelines_s", 1, 2),
+        ):
+            figures = dict.fromkeys(f"{cold[field] * scale:.{digits}f}" for cold in colds)
+            cells.append(" / ".join(figures))
+        yield from _row([name, *cells])
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
@@ -189,15 +251,15 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"{machine.get('adapter')}, PyTorch {machine.get('torch')} on "
         f"{machine.get('torch_device')}, {runs[-1]['date']}",
-        "",
-        *_row(["", *labels]),
-        "|---" * (len(labels) + 1) + "|",
     ]
+    if systems:
+        lines += ["", *_row(["", *labels]), "|---" * (len(labels) + 1) + "|"]
     for name, case in cases.items():
         if "seconds" in case.get("webgpu", {}):
             times = [case.get(system, {}).get("seconds") for system in systems]
             times[1:1] = [case["webgpu"].get("gpu_s")]
             lines += _row([name, *("" if t is None else format_seconds(t) for t in times)])
+    lines += _first_calls_table(cases)
     judged = [found for run in runs for found in verdicts(run)]
     if judged:
         lines += ["", *_row(["", "measured", "goal", "reached"]), "|---|---|---|---|"]
@@ -211,15 +273,18 @@ def _row(cells: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(cells)} |"]
 
 
-def save(results: dict[str, Any], path: Path | None) -> Path:
-    """Writes the JSON; by default to ``results/<adapter>.json``, with the suites in the name."""
-    if path is None:
-        adapter = results["machine"].get("adapter", "").lower()
-        name = re.sub(r"[^a-z0-9]+", "-", adapter.split("(")[0]).strip("-") or "unknown"
-        suites = "".join(f"-{suite}" for suite in results.get("suites") or ())
-        if len(results.get("suites") or ()) == len(SUITES):
-            suites = "-suites"
-        path = RESULTS / f"{name}{suites}{'-small' if results['small'] else ''}.json"
+def place_of(results: dict[str, Any]) -> Path:
+    """Where they belong: ``results/<adapter>.json``, with the suites in the name."""
+    adapter = results["machine"].get("adapter", "").lower()
+    name = re.sub(r"[^a-z0-9]+", "-", adapter.split("(")[0]).strip("-") or "unknown"
+    suites = "".join(f"-{suite}" for suite in results.get("suites") or ())
+    if len(results.get("suites") or ()) == len(SUITES):
+        suites = "-suites"
+    return RESULTS / f"{name}{suites}{'-small' if results['small'] else ''}.json"
+
+
+def save(results: dict[str, Any], path: Path) -> Path:
+    """Writes the JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path

@@ -31,7 +31,8 @@ SYSTEMS = (
     "cudagraphs",
     "onnxruntime_webgpu",
     "tinygrad_webgpu",
-    "first_call",
+    "wgpu",
+    "wgpudawn",
 )
 _START_S = 180.0  # imports, on a busy machine
 
@@ -99,7 +100,10 @@ class Runner:
 
     def machine(self) -> dict[str, Any]:
         """See `worker.machine`; measured by the worker, which has everything loaded."""
-        return self.measure(MACHINE, [MACHINE])[MACHINE]
+        found = self.measure(MACHINE, [MACHINE])[MACHINE]
+        if self.fresh:
+            self.stop()  # it has opened the GPU
+        return found
 
     def limits(self) -> dict[str, Any]:
         """See `limits.measure`; empty when that failed."""

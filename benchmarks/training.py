@@ -107,16 +107,22 @@ def convnext(small: bool, batch: int, *, trained: bool = True) -> Built:
     return (ImageLoss(model), (images, labels)) if trained else (Classifier(model), (images,))
 
 
-def llama(small: bool, geometry: Geometry = LLAMA_1B) -> Built:
-    """A prompt of 512 tokens."""
+def llama(
+    small: bool,
+    geometry: Geometry = LLAMA_1B,
+    dtype: torch.dtype = torch.float32,
+    prompts: tuple[int, int] = (1, 512),
+) -> Built:
+    """Prompts of 512 tokens, one of them by default."""
     from transformers import AutoModelForCausalLM
 
     if small:
         geometry = replace(geometry, hidden=64, layers=2, heads=4, kv_heads=1, intermediate=128)
         geometry = replace(geometry, vocabulary=1000)
     config: Any = geometry.config()
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Logits(model), (torch.randint(geometry.vocabulary, (1, 32 if small else 512)),)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    rows, tokens = prompts
+    return Logits(model), (torch.randint(geometry.vocabulary, (rows, 32 if small else tokens)),)
 
 
 @dataclass(frozen=True)

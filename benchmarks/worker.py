@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import compile_time, limits, onnxruntime_webgpu, pytorch, tinygrad_webgpu
+from . import limits, onnxruntime_webgpu, pytorch, tinygrad_webgpu
 from .cases import CASES
 from .pytorch import Workload
 from .runner import BUILD, LIMITS, MACHINE, Settings
@@ -157,7 +157,6 @@ def measurements(work: Workload, settings: Settings) -> dict[str, Callable[[], d
         "cudagraphs": lambda: pytorch.measure_compiled(work, mode="reduce-overhead"),
         "onnxruntime_webgpu": onnxruntime,
         "tinygrad_webgpu": tinygrad,
-        "first_call": lambda: compile_time.measure(work.case.name, settings.small),
     }
 
 
@@ -199,6 +198,7 @@ def machine() -> dict[str, Any]:
     try:
         info = _device().info
         found["adapter"] = f"{info.name} ({info.backend})"
+        found["driver"] = info.driver
     except Exception as error:
         found["adapter"] = f"none: {error}"
     return found

@@ -6,21 +6,39 @@ import ast
 import dataclasses
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from benchmarks import eager, generate, report, training
+from benchmarks import compile_cases, compile_worker, eager, generate, report, training
+from benchmarks.__main__ import resume
 from benchmarks.cases import CASES
 from benchmarks.convolution_cases import layers
 from benchmarks.eager_cases import MODELS, ROWS
 from benchmarks.eager_worker import fingerprint
-from benchmarks.goals import AtLeast, AtMost, CopyShare, Faster, FlopRate, Goal, Leaner, Work, judge
+from benchmarks.goals import (
+    AtLeast,
+    AtMost,
+    AtMostShare,
+    CopyShare,
+    Faster,
+    FlopRate,
+    Goal,
+    Leaner,
+    Work,
+    judge,
+)
+from benchmarks.kernel_counts import counts
+from benchmarks.random_weights import with_cheap_weights
 from benchmarks.runner import SYSTEMS, WORK, Runner, Settings
 from benchmarks.suites import SUITES, rows_of
+from benchmarks.targets import TARGETS
+from torch_webgpu_compile.options import default_cache
 
 LIMITS = {"copy_bytes_per_second": 4e12}
 OURS = {"seconds": 2e-3, "gpu_s": 1e-3, "relative_difference": 1e-6, "gpu_nbytes": 110}
@@ -46,6 +64,8 @@ def verdict(goal: Goal, results: dict[str, Any], work: Work = Work(), cuda: bool
         (AtMost("gpu_nbytes", 109), {}, Work(), 110, False),
         (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 100}, Work(), 1.1, True),
         (Leaner("inductor", 1.1, "it"), {"gpu_nbytes": 90}, Work(), 110 / 90, False),
+        (AtMostShare("seconds", 0.5, "cold"), {"seconds": 4e-3}, Work(), 0.5, True),
+        (AtMostShare("seconds", 0.5, "cold"), {"seconds": 3.9e-3}, Work(), 20 / 39, False),
     ],
 )
 def test_judge(goal: Goal, others: Any, work: Work, value: float, reached: bool) -> None:
@@ -89,13 +109,17 @@ def test_failures_are_told_from_what_is_not_there() -> None:
 
 def test_suites_name_systems_and_merge() -> None:
     rows = rows_of(["models", "memory", "compile"])
-    assert rows["gpt2"] == {"webgpu", "inductor", "eager", "first_call"}
+    assert rows["gpt2"] == {"webgpu", "inductor", "eager"}
+    assert rows["lstm"] == {"inductor", "wgpu", "wgpudawn"}
     assert set().union(*rows_of(SUITES).values()) <= set(SYSTEMS)
 
 
 def test_suites_name_cases() -> None:
-    missing = set(rows_of(SUITES)) - set(CASES)
-    assert not missing, "a suite names a case that benchmarks/cases.py does not have"
+    known = {"benchmarks.worker": CASES, "benchmarks.compile_worker": compile_cases.CASES}
+    for suite in SUITES.values():
+        missing = {row.case for row in suite.rows} - set(known[suite.worker])
+        assert not missing, f"{suite.name} names cases that its worker does not have"
+    assert not set(CASES) & set(compile_cases.CASES), "a case is measured by one worker"
 
 
 def test_the_convolutions_are_those_of_resnet50() -> None:
@@ -211,6 +235,115 @@ def test_goals_of_generating_tokens() -> None:
     share, _ = generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=True)
     assert (share.value, share.reached) == (pytest.approx(0.75), True)
     assert generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=False)[0].reached is None
+
+
+def first_calls(count: int) -> dict[str, Any]:
+    """Results of the suite: Inductor takes 10 s, and ours 1, 2, … s."""
+    names = [row.case for row in SUITES["compile"].rows][:count]
+
+    def ours(k: int) -> dict[str, Any]:
+        parts = dict.fromkeys((*report._PARTS, "pipelines_in_threads_s"), 0.1)
+        call = {**parts, "kernels": 7, "wgsl_nbytes": 8000}
+        return {"cold_s": k, "second_s": k, "second_own_s": k, "cold": call, "second": call}
+
+    theirs = {"cold_s": 10.0, "second_s": 10.0, "cold": {}, "second": {}}
+    cases = {
+        name: {"inductor": theirs, "wgpu": ours(k), "wgpudawn": ours(k)}
+        for k, name in enumerate(names, 1)
+    }
+    return {**results(), "suites": ["compile"], "limits": {}, "cases": cases}
+
+
+def test_first_calls() -> None:
+    found = first_calls(14)
+    assert [v.value for _, case, v in report.verdicts(found) if case == "lstm"] == [0.2, 0.2, 2] * 2
+    medians = [v for _, case, v in report.verdicts(found) if case == "median"]
+    assert [(v.value, v.reached) for v in medians] == [(0.75, False)] * 2
+    assert "| lstm | 10.00 | 10.00 | 2.00 | 2.00 | 2.00 | 2.00 | 7 | 8 | 0.10 |" in report.markdown(
+        [found]
+    )
+    assert "lstm, wgpu-native" in report.text(found)
+    # Results that are not those of Inductor reach no goal; half of the cases have no median.
+    found = first_calls(7)
+    found["cases"]["lstm"]["wgpu"]["relative_difference"] = 0.5
+    reached = [v.reached for _, case, v in report.verdicts(found) if case == "lstm"]
+    assert reached == [False, False, False, True, True, False]
+    assert all(v.reached is None for _, case, v in report.verdicts(found) if case == "median")
+
+
+def test_runs_are_resumed() -> None:
+    todo = rows_of(["compile"])
+    new = {"small": False, "suites": ["compile"], "machine": results()["machine"]}
+    earlier = first_calls(4)
+    for case in earlier["cases"].values():
+        case["machine"] = new["machine"]
+    swin, lstm, llama, _ = list(earlier["cases"].values())
+    del swin["wgpudawn"]
+    lstm["wgpu"] = {"error": "there was no time left"}
+    llama["machine"], llama["wgpu"] = {"adapter": "another"}, {"error": "it crashed"}
+    left = resume(new, earlier, todo, named=["llama_512_f16"])
+    names = list(todo)
+    assert list(left) == names
+    assert [left[name] for name in names[:5]] == [
+        {"wgpudawn"},
+        {"wgpu"},
+        todo["llama_512"],
+        todo["llama_512_f16"],
+        todo["llama_4x128_bf16"],
+    ]
+    assert new["cases"]["lstm"]["wgpudawn"]["cold_s"] == 2
+    with pytest.raises(SystemExit, match="other suites"):
+        resume(new | {"suites": ["models"]}, earlier, todo, [])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the function has to be there in the process")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_first_calls_have_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_worker.atexit, "_run_exitfuncs", lambda: None)  # this process's
+
+    def call(*arguments: Any) -> dict[str, Any]:
+        if arguments == ("dies",):
+            os._exit(3)
+        return {"process": os.getpid(), "value": 1 / arguments[0]}
+
+    monkeypatch.setattr(compile_worker, "first_call", call)
+    first, second = (compile_worker.in_new_process(4) for _ in range(2))
+    assert first["value"] == 0.25
+    assert len({first["process"], second["process"], os.getpid()}) == 3
+    with pytest.raises(RuntimeError, match="division by zero"):
+        compile_worker.in_new_process(0)
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        compile_worker.in_new_process("dies")
+
+
+def test_nothing_is_cached_elsewhere(tmp_path: Path) -> None:
+    caches = compile_worker.caches_in(tmp_path)
+    assert default_cache({"XDG_CACHE_HOME": caches["XDG_CACHE_HOME"] or ""}, "linux") is not None
+    folders = [value for value in caches.values() if value not in (None, "0", "1", "false")]
+    assert folders
+    assert all(Path(folder).parent == tmp_path and Path(folder).is_dir() for folder in folders)
+
+
+def test_cheap_weights_keep_the_scale() -> None:
+    model = with_cheap_weights(lambda: nn.Sequential(*[nn.Linear(600, 600) for _ in range(2)]))
+    weights = [layer.weight for layer in model]
+    for weight in weights:
+        assert weight.std().item() == pytest.approx((2 / 600) ** 0.5, rel=0.05)
+        assert weight.unique().numel() > 300_000
+    assert model(torch.randn(8, 600)).isfinite().all()
+
+
+def test_counts_of_kernels() -> None:
+    layers = nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU()
+
+    def build(small: bool) -> Any:
+        return nn.Sequential(*layers), (torch.randn(8, 16),)
+
+    case = compile_cases.CompileCase(build, compile_cases.compiled("forward"))
+    found = counts(case, TARGETS["nvidia"], small=True)
+    # Both layers are one kernel, which is counted once.
+    assert (len(found.pipelines), found.dispatches) == (1, 2)
+    assert found.wgsl_nbytes > 1000
 
 
 def test_goals_of_training_steps() -> None:
