@@ -120,6 +120,17 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
             prune_at_times(folder, len(text))
 
 
+def load_graph(key: str, folder: str) -> str | None:
+    """What `store_graph` was given for a captured graph with this key."""
+    found = CacheFolder(folder).read(file_name(key, "graph"), key)
+    return None if found is None else found.decode()
+
+
+def store_graph(key: str, text: str, folder: str) -> None:
+    """Keeps the way from a captured graph to its plan."""
+    CacheFolder(folder).write(file_name(key, "graph"), key, text.encode())
+
+
 def _remember(key: str, plan: Plan) -> None:
     with _lock:
         _memory.keep(key, plan)

@@ -21,7 +21,11 @@ _PRUNE_NBYTES = 64 << 20
 _PRUNE_SECONDS = 3600.0
 _UNFINISHED_SECONDS = 3600.0
 _MARK = ".pruned"
-KINDS = {"plan": "compiled plans", "dawn": "kernels, as Dawn compiled them"}
+KINDS = {
+    "plan": "compiled plans",
+    "graph": "graphs with one",
+    "dawn": "kernels, as Dawn compiled them",
+}
 """What there is in the folder, by the ending of its files' names."""
 _NAME = re.compile(rf"[0-9a-f]{{64}}\.({'|'.join(KINDS)})(\.\w{{8}}\.tmp)?")
 _lock = threading.Lock()
