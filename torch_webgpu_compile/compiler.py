@@ -7,7 +7,7 @@ where somebody asks for it. Nothing else composes stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -34,6 +34,7 @@ from .ir.nodes import HostCall, outputs_of
 from .ir.text import format_graph, format_schedule
 from .ir.verify import verify_loop_graph
 from .ir.verify_schedule import verify_prepared, verify_schedule
+from .lowering.captured_text import captured_text, verify_plan_of
 from .lowering.graph import lower
 from .lowering.registry import LOWERINGS, register_all
 from .lowering.symbols import unknown_integers
@@ -90,6 +91,7 @@ class Compilation:
         fallbacks: operators that run on the host.
         depends_on_determinism: whether the result is another one with the other value of
             ``options.deterministic`` or ``options.fill_empty``.
+        key: of the plan in the cache, if it is looked for there.
     """
 
     captured: CapturedGraph
@@ -103,6 +105,7 @@ class Compilation:
     seconds: dict[str, float] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     depends_on_determinism: bool = False
+    key: str = ""
 
     @property
     def graph(self) -> LoopGraph:
@@ -334,7 +337,10 @@ def compile_graph(
     lanes: Lanes | None = None,
     on_kernel: Callable[[Kernel], None] = lambda kernel: None,
 ) -> Compilation:
-    """Runs every pass, or takes the plan from the cache after lowering; needs no GPU.
+    """Runs every pass, or takes the plan from the cache before or after lowering; needs no GPU.
+
+    Before lowering where the graph has no size symbols and was lowered by a process before: its
+    `Compilation` has no `graph`.
 
     Args:
         captured, phase: what to compile.
@@ -360,7 +366,15 @@ def compile_graph(
         show(name, partial(str, text))
     CAPTURED.verify(captured, None, state)
     show("fx", partial(CAPTURED.text, captured))
-    return _run(passes(options), state, show, use_cache and lanes is None)
+    use_cache = use_cache and lanes is None and not show.needs_every_stage
+    key = _graph_key(state) if use_cache and not options.shows("ir") else ""
+    if key and _take_known(state, key):
+        _finish(state, show)
+        return state
+    done = _run(passes(options), state, show, use_cache)
+    if key and done is state:
+        _store_known(state, key)
+    return done
 
 
 def _run(
@@ -396,7 +410,6 @@ def _run(
 def _run_passes(
     steps: Sequence[Pass], state: Compilation, show: debug.Shower, use_cache: bool
 ) -> None:
-    key = ""
     value: Any = state.captured
     last_schedule = _last_schedule(state.options)
     for step in steps:
@@ -410,13 +423,17 @@ def _run_passes(
         state.seconds[step.name] = time.perf_counter() - start
         if step.name == "ir":
             _refuse_large_results(value, state.target)
-            if use_cache and not show.needs_every_stage:
-                key = cache_key(value, state.target, state.options)
-                if _take_cached(state, key):
+            if use_cache:
+                state.key = cache_key(value, state.target, state.options)
+                if _take_cached(state, state.key):
                     break
     else:
-        if key:
-            plan_cache.store(key, state.plan, state.options.cache)
+        if state.key:
+            plan_cache.store(state.key, state.plan, state.options.cache)
+    _finish(state, show)
+
+
+def _finish(state: Compilation, show: debug.Shower) -> None:
     show.write_kernels(state.plan)
     counters.add(plans_compiled=1)
 
@@ -463,11 +480,14 @@ class Loops:
 
         first, *others = passes(self.options)
         show = debug.Shower(name, self.options)
-        return _run([replace(first, run=sized), *others], state, show, use_cache=True).plan
+        use_cache = not show.needs_every_stage
+        return _run([replace(first, run=sized), *others], state, show, use_cache).plan
 
 
 def loops_of(state: Compilation) -> Loops | None:
     """The lowered graph that plans for other sizes start from; None without size symbols."""
+    if "ir" not in state.results:
+        return None  # see `compile_graph`
     graph = state.graph
     return Loops(graph, state.target, state.options) if has_symbols(graph) else None
 
@@ -478,16 +498,66 @@ def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
     That is the graph with its constants, the GPU, the options that change code, and the version of
     this package's sources.
     """
-    tilings = sorted(tilings_for(target, options).items())
     text = format_graph(replace(graph, name="graph"))
-    settings = f"{options.fusion} {options.in_place}"
-    parts = [plan_cache.installation_digest(), target.text, settings, repr(tilings), text]
     constants = (
         part
         for name, data in sorted(graph.constants.items())
         for part in (name.encode(), memoryview(data).tobytes())
     )
-    return digest_of(chain((part.encode() for part in parts), constants))
+    return digest_of(chain(_of_every_graph(target, options), [text.encode()], constants))
+
+
+def _of_every_graph(target: Target, options: CompileOptions) -> Iterator[bytes]:
+    """What plans follow from beside their graphs."""
+    tilings = sorted(tilings_for(target, options).items())
+    settings = f"{options.fusion} {options.in_place}"
+    for part in (plan_cache.installation_digest(), target.text, settings, repr(tilings)):
+        yield part.encode()
+
+
+def _graph_key(state: Compilation) -> str:
+    """The key of a captured graph in the cache folder; "" where there is none.
+
+    Lowering and writing down what it gives take most of a compilation whose plan is in the cache.
+    """
+    options = state.options
+    text = None if options.cache is None else captured_text(state.captured, state.phase)
+    if text is None:
+        return ""
+    text += f"\n{options.deterministic} {options.fill_empty}"
+    return digest_of((*_of_every_graph(state.target, options), text.encode()))
+
+
+def _take_known(state: Compilation, key: str) -> bool:
+    """Takes the plan of a captured graph from the cache if it is known which one that is."""
+    assert state.options.cache is not None
+    known = plan_cache.load_graph(key, state.options.cache)
+    if known is None:
+        return False
+    plan_key, depends = known.split()
+    verify = partial(verify_plan_of, state.captured)
+    found = plan_cache.load(plan_key, state.options.cache, verify)
+    if found is None:
+        return False
+    try:
+        verify(found)  # one from memory was only verified against who asked first
+    except VerificationError:
+        return False
+    state.results["plan"] = found.renamed(state.captured.name)
+    state.depends_on_determinism = depends == "True"
+    counters.add(plan_cache_hits=1)
+    return True
+
+
+def _store_known(state: Compilation, key: str) -> None:
+    """Keeps which plan is that of a captured graph.
+
+    Not where an operator is on the host: lowering says so, and that nothing else is called there.
+    """
+    assert state.options.cache is not None
+    if not any(isinstance(node, HostCall) for node in state.graph.nodes):
+        known = f"{state.key} {state.depends_on_determinism}"
+        plan_cache.store_graph(key, known, state.options.cache)
 
 
 def _take_cached(state: Compilation, key: str) -> bool:

@@ -10,9 +10,10 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_FALLBACK``        ``"fallback"``        an operator without a kernel: warn (default),
                                                        error, silent
 ``TORCH_WEBGPU_CHECKED``         ``"checked"``         1: kernels keep the bounds checks
-``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans and of what was
-                                                       measured, by default in the user's cache
-                                                       folder (`default_cache`); 0: none
+``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans, of what Dawn made
+                                                       and of what was measured, by default in the
+                                                       user's cache folder (`default_cache`);
+                                                       0: none
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
 ``TORCH_WEBGPU_PROVIDER``        –                     auto (default), wgpu or wgpudawn; see
                                                        `runtime.adapters.choose_provider`

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,10 +22,12 @@ from tests.gpu.runtime_plans import (
     read,
 )
 from tests.interrupts import count_places, interrupt
-from tests.providers import PROVIDERS, device_of
+from tests.providers import PROVIDERS, device_of, require
 from torch_webgpu_compile import counters, errors
 from torch_webgpu_compile.plan.model import Kernel
-from torch_webgpu_compile.runtime.device import Device
+from torch_webgpu_compile.runtime.adapters import find_adapter
+from torch_webgpu_compile.runtime.dawn_blobs import BlobCache
+from torch_webgpu_compile.runtime.device import Device, create_device
 from torch_webgpu_compile.runtime.executor import Executor
 from torch_webgpu_compile.runtime.pipelines import PipelineCache
 
@@ -178,3 +181,63 @@ def test_shader_error_of_a_kernel_begun_ahead(device: Device) -> None:
         start(bad)
         with pytest.raises(errors.ShaderError, match="misbound_2"):
             device.pipelines.compile(bad)
+
+
+def test_dawn_keeps_what_it_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device finds what those before it have stored, as a device of another process does."""
+    info, adapter = find_adapter(require("wgpudawn"), None)
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(folder := tmp_path / "cache"))
+    texts = [ADD.replace("= a[id.x] +", f"= {number}.0 + a[id.x] +") for number in range(4)]
+    kernels = [replace(ADD_KERNEL, wgsl=text) for text in texts]
+    loads: list[bool] = []
+
+    def load(self: BlobCache, *arguments: Any, original: Any = BlobCache.load) -> int:
+        found: int = original(self, *arguments)
+        loads.append(bool(found))
+        return found
+
+    def added() -> Any:
+        loads.clear()
+        device = create_device("wgpudawn", info, adapter, checked=False)
+        device.pipelines.compile_many(kernels)
+        x = floats(100)
+        source = on_gpu(device, x)
+        plan = replace(add_plan(100), kernels=(kernels[3],))
+        bound = Executor(plan, device).bind({}, {"a": source, "b": source})
+        bound.replay()
+        return read(device, bound.buffer("c"), 100) - (3 + x + x)
+
+    monkeypatch.setattr(BlobCache, "load", load)
+    assert abs(added()).max() < 1e-6
+    stored = list(folder.glob("*.dawn"))
+    assert len(stored) >= len(kernels)
+    assert not any(loads)
+    assert abs(added()).max() < 1e-6
+    assert all(loads)
+    # Of what is damaged nothing is used, and it is stored again.
+    for number, path in enumerate(stored):
+        content = path.read_bytes()
+        cut = len(content) // 2
+        changed = content[:cut] + bytes([content[cut] ^ 1]) + content[cut + 1 :]
+        path.write_bytes((changed, content[:cut], b"")[number % 3])
+    assert abs(added()).max() < 1e-6
+    assert not any(loads)
+    assert abs(added()).max() < 1e-6
+    assert all(loads)
+
+
+def test_interrupts_while_dawn_asks_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, adapter = find_adapter(require("wgpudawn"), None)
+    monkeypatch.setenv("TORCH_WEBGPU_CACHE", str(tmp_path / "cache"))
+    device = create_device("wgpudawn", info, adapter, checked=False)
+
+    def compile_anew() -> None:
+        PipelineCache(device.backend, checked=False, threads=1).compile(fresh_kernel())
+
+    compile_anew()
+    count = count_places(compile_anew)
+    places = {interrupt(compile_anew, at) for at in range(1, count, max(1, count // 40))}
+    assert any("dawn_blobs" in place for place in places), places
+    compile_anew()

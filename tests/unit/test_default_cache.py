@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from tests.compilations import compile_function
 from torch_webgpu_compile import options
 from torch_webgpu_compile.__main__ import main
 from torch_webgpu_compile.plan import cache as plan_cache
-from torch_webgpu_compile.plan import stored_plans
+from torch_webgpu_compile.plan import stored_entries
 from torch_webgpu_compile.plan.cache_folder import CacheFolder
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +114,8 @@ def strangers(folder):
 
 def test_plans_used_longest_ago_are_removed(folder, monkeypatch):
     entries = CacheFolder(folder)
-    names = [stored_plans.file_name(key_of(number)) for number in range(10)]
+    kinds = itertools.cycle(stored_entries.KINDS)
+    names = [stored_entries.file_name(key_of(k), next(kinds)) for k in range(10)]
     for number, name in enumerate(names):
         assert entries.write(name, key_of(number), bytes(1000))
         os.utime(folder / name, (number + 1, number + 1))
@@ -122,10 +125,10 @@ def test_plans_used_longest_ago_are_removed(folder, monkeypatch):
     os.utime(abandoned, (0, 0))
     assert entries.read(names[0], key_of(0))  # now it is the one used last
     size = (folder / names[0]).stat().st_size
-    monkeypatch.setattr(stored_plans, "MAX_NBYTES", 8 * size)
-    monkeypatch.setattr(stored_plans, "_KEPT_NBYTES", 3 * size)
-    stored_plans.prune(str(folder))
-    left = {Path(each.path).name for each in stored_plans.stored_plans(str(folder))}
+    monkeypatch.setattr(stored_entries, "MAX_NBYTES", 8 * size)
+    monkeypatch.setattr(stored_entries, "_KEPT_NBYTES", 3 * size)
+    stored_entries.prune(str(folder))
+    left = {Path(each.path).name for each in stored_entries.stored_entries(str(folder))}
     assert left == {names[0], names[8], names[9]}
     assert all(path.exists() for path in kept)
     assert not abandoned.exists()
@@ -133,8 +136,8 @@ def test_plans_used_longest_ago_are_removed(folder, monkeypatch):
 
 def test_pruning_is_rare(folder, monkeypatch):
     pruned = []
-    monkeypatch.setattr(stored_plans, "prune", pruned.append)
-    monkeypatch.setattr(stored_plans, "_written", {})
+    monkeypatch.setattr(stored_entries, "prune", pruned.append)
+    monkeypatch.setattr(stored_entries, "_written", {})
     small = plan()
     for number in range(3):
         plan_cache.store(key_of(number), small, str(folder))
@@ -142,7 +145,7 @@ def test_pruning_is_rare(folder, monkeypatch):
     os.utime(folder / ".pruned", (0, 0))
     plan_cache.store(key_of(3), small, str(folder))
     assert len(pruned) == 2
-    monkeypatch.setattr(stored_plans, "_PRUNE_NBYTES", 10)
+    monkeypatch.setattr(stored_entries, "_PRUNE_NBYTES", 10)
     plan_cache.store(key_of(4), small, str(folder))
     assert len(pruned) == 3
 
@@ -150,16 +153,19 @@ def test_pruning_is_rare(folder, monkeypatch):
 def test_the_command(folder, capsys, monkeypatch):
     assert main(["cache"]) == 0
     assert f"{folder}\n" in (printed := capsys.readouterr().out)
-    assert " 0 compiled plans, 0 of" in printed
+    assert " 0 compiled plans, 0 bytes" in printed
     for number in range(2):
         plan_cache.store(key_of(number), plan(), str(folder))
+    CacheFolder(folder).write(f"{key_of(0)}.dawn", key_of(0), bytes(1000))
     (folder / "notes.txt").write_text("")
     assert main(["cache"]) == 0
-    assert " 2 compiled plans" in capsys.readouterr().out
-    assert main(["cache", "--clear"]) == 0
     printed = capsys.readouterr().out
     assert " 2 compiled plans" in printed
-    assert " 0 compiled plans" in printed
+    assert re.search(r" 1 kernels.*, 1,\d\d\d bytes", printed)
+    assert main(["cache", "--clear"]) == 0
+    printed = capsys.readouterr().out
+    assert " 3 files" in printed
+    assert re.search(r" 0 compiled plans.* 0 kernels", printed, re.DOTALL)
     assert (folder / "notes.txt").exists()
     monkeypatch.setenv("TORCH_WEBGPU_CACHE", "0")
     assert main(["cache", "--clear"]) == 0
@@ -188,7 +194,8 @@ def test_a_second_process_finds_its_plan(folder):
         for _ in range(2)
     ]
     assert found == [["0", "True"], ["1", "True"]]
-    assert len(stored_plans.stored_plans(str(folder))) == 1
+    kinds = [entry.kind for entry in stored_entries.stored_entries(str(folder))]
+    assert sorted(kinds) == ["graph", "plan"]
 
 
 @pytest.mark.parametrize("edited", ["plan/cache.py", "templates/a.wgsl.jinja"])

@@ -163,3 +163,14 @@ def test_schedules_are_readable() -> None:
     assert "group 0: anchor kept in registers: mm = contraction([], [3], [3], [4]" in text
     assert "  exp(mm[m0, n0]) => exp[m0, n0]\n" in text
     assert "group 1: rows [3] of elements [3]\n  sum of exp[i0, r0] => sum_1[i0]  # aten" in text
+
+
+def test_ranges_of_symbols_in_offsets_alone_are_shown() -> None:
+    graph = lower_checked(capture(lambda x: x + 1, torch.ones(2, 3)))
+    name = graph.inputs[0].buffer or ""
+
+    def text(*bounds: int) -> str:
+        buffer = replace(graph.buffers[name], offset=symbol("o", *bounds))
+        return format_graph(replace(graph, buffers={**graph.buffers, name: buffer}))
+
+    assert len({text(0), text(2), text(0, 100)}) == 3

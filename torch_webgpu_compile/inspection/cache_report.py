@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..options import from_environment
-from ..plan.stored_plans import MAX_NBYTES, remove, stored_plans
+from ..plan.stored_entries import KINDS, MAX_NBYTES, remove, stored_entries
 
 
 def cache(clear: bool = False) -> int:
-    """Prints the cache folder, and how many plans of what size are in it; the exit code.
+    """Prints the cache folder, and how many entries of what size are in it; the exit code.
 
     ``clear``: removes them first. What was measured of this machine's GPU stays.
     """
@@ -17,8 +17,12 @@ def cache(clear: bool = False) -> int:
         return 0
     print(f"Cache folder: {folder}")
     if clear:
-        print(f"Removed:      {remove(stored_plans(folder)):,} compiled plans")
-    plans = stored_plans(folder)
-    nbytes = sum(plan.nbytes for plan in plans)
-    print(f"In it:        {len(plans):,} compiled plans, {nbytes:,} of {MAX_NBYTES:,} bytes")
-    return 1 if clear and plans else 0
+        print(f"Removed:      {remove(stored_entries(folder)):,} files")
+    entries = stored_entries(folder)
+    label = "In it:"
+    for kind, name in KINDS.items():
+        sizes = [entry.nbytes for entry in entries if entry.kind == kind]
+        print(f"{label:13} {len(sizes):,} {name}, {sum(sizes):,} bytes")
+        label = ""
+    print(f"{label:13} {sum(e.nbytes for e in entries):,} of {MAX_NBYTES:,} bytes in all")
+    return 1 if clear and entries else 0

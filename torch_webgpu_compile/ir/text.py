@@ -145,11 +145,11 @@ def _range_text(size: Symbol) -> str:
 
 
 def _size_symbols(graph: LoopGraph) -> list[Symbol]:
-    """Every size symbol of a graph, by name, but those that are in offsets alone."""
+    """Every size symbol of a graph, by name."""
     exprs = [spec.size for spec in graph.inputs]
     tensors: list[Buffer | GraphOutput] = [*graph.buffers.values(), *graph.outputs]
     for shaped in tensors:
-        exprs += (*shaped.sizes, *shaped.strides)
+        exprs += (*shaped.sizes, *shaped.strides, shaped.offset)
     exprs += (output.size for output in graph.outputs)
     found = set[Symbol]().union(*(symbols_of(expr) for expr in exprs if expr is not None))
     found.update(*(scalar_symbols(body) for node in graph.nodes for body in bodies_of(node)))

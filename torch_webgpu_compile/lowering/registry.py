@@ -12,6 +12,7 @@ LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 
 LOWERINGS: dict[OpOverload, LoweringFunction] = {}
+_of_users: set[OpOverload] = set()
 
 
 def lowers(*overloads: OpOverload) -> Callable[[F], F]:
@@ -37,6 +38,12 @@ def lowers_again(overload: OpOverload, function: LoweringFunction) -> None:
     for other in [known for known in LOWERINGS if str(known) == str(overload)]:
         del LOWERINGS[other]
     LOWERINGS[overload] = function
+    _of_users.add(overload)
+
+
+def is_own(overload: OpOverload) -> bool:
+    """Whether an operator has a lowering of this package's, not one that a program has defined."""
+    return overload in LOWERINGS and overload not in _of_users
 
 
 class NotLowered(Exception):

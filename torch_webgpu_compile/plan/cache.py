@@ -1,10 +1,10 @@
 """Compiled plans by a key that covers all that they follow from: in memory, and in a folder.
 
-Stored plans are JSON (`serialize`) in entries of a `CacheFolder`, and all of them bounded in size
-(`stored_plans`). One that comes from there is verified before it is used, in itself (`verify`) and
-against what asks for it; what fails is compiled again. That leaves what a plan computes: the text
-of its kernels, their grids, parameters and order are only protected by the entry's checksum and the
-folder's permissions.
+Stored plans are JSON (`serialize`) in entries of a `CacheFolder`, all of which are bounded in size
+(`stored_entries`). One that comes from there is verified before it is used, in itself (`verify`)
+and against what asks for it; what fails is compiled again. That leaves what a plan computes: the
+text of its kernels, their grids, parameters and order are only protected by the entry's checksum
+and the folder's permissions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import serialize
 from .cache_folder import CacheFolder, digest_of
 from .lru_cache import LruCache
 from .model import Plan
-from .stored_plans import file_name, prune_at_times
+from .stored_entries import file_name, prune_at_times
 from .verify import verify_plan
 
 Verify = Callable[[Plan], None]
@@ -93,7 +93,7 @@ def load(key: str, folder: str | None, verify: Verify) -> Plan | None:
 
 
 def _read(key: str, folder: str, verify: Verify) -> Plan | None:
-    text = CacheFolder(folder).read(file_name(key), key)
+    text = CacheFolder(folder).read(file_name(key, "plan"), key)
     if text is None:
         return None
     try:
@@ -116,8 +116,19 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
     except ValueError as error:
         _log.info("plan %s stays in memory: %s", plan.name, error)
     else:
-        if CacheFolder(folder).write(file_name(key), key, text):
+        if CacheFolder(folder).write(file_name(key, "plan"), key, text):
             prune_at_times(folder, len(text))
+
+
+def load_graph(key: str, folder: str) -> str | None:
+    """What `store_graph` was given for a captured graph with this key."""
+    found = CacheFolder(folder).read(file_name(key, "graph"), key)
+    return None if found is None else found.decode()
+
+
+def store_graph(key: str, text: str, folder: str) -> None:
+    """Keeps the way from a captured graph to its plan."""
+    CacheFolder(folder).write(file_name(key, "graph"), key, text.encode())
 
 
 def _remember(key: str, plan: Plan) -> None:

@@ -215,6 +215,7 @@ def open_library(
     features: Sequence[str],
     limits: Mapping[str, int],
     checked: bool,
+    cache: str | None = None,
 ) -> Library:
     """A new device of a provider's adapter.
 
@@ -223,11 +224,12 @@ def open_library(
         features: their names, of those that the adapter has.
         limits: all that the adapter has.
         checked: shaders will be compiled with bounds checks.
+        cache: folder that a library may keep compiled shaders in.
 
     Raises:
         Exception: the library's own, if the adapter gives no device.
     """
-    library: Library = _LIBRARIES[provider].open_library(adapter, features, limits, checked)
+    library: Library = _LIBRARIES[provider].open_library(adapter, features, limits, checked, cache)
     return library
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..target import MatrixConfig
+from .dawn_blobs import DAWN_VERSION, BlobCache, descriptor
 from .failures import cause_of
 from .interface import Handle
 from .library import AWAKE_SECONDS, Report
@@ -134,7 +135,7 @@ class _Reports:
 
     def __init__(self, ffi: Any) -> None:
         self._ffi = ffi
-        self.of_threads: dict[int, Report] = {}
+        self.of_threads: dict[int, Report | BaseException] = {}
         self.losses: list[str] = []
 
     def on_error(self, _device: Any, kind: int, message: Any, *_: Any) -> None:
@@ -144,8 +145,8 @@ class _Reports:
         self.of_threads[threading.get_ident()] = kinds.get(kind, "Unknown"), text
 
     def on_interrupt(self, _kind: Any, error: BaseException, _traceback: Any) -> None:
-        """Keeps an exception that a signal's handler raised in `on_error`: C cannot raise it."""
-        self.of_threads[threading.get_ident()] = "Internal", f"{error!r} while Dawn told an error"
+        """Keeps what a signal's handler raised in a callback: C cannot raise it, `release` does."""
+        self.of_threads[threading.get_ident()] = error
 
     def on_loss(self, _device: Any, _reason: int, message: Any, *_: Any) -> None:
         """Dawn's callback for the loss or the end of the device."""
@@ -153,7 +154,11 @@ class _Reports:
 
 
 def open_library(
-    adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
+    adapter: Any,
+    features: Sequence[str],
+    limits: Mapping[str, int],
+    checked: bool,
+    cache: str | None = None,
 ) -> Dawn:
     """A new device, see `adapters.open_library`."""
     ffi, lib = bindings()
@@ -168,6 +173,11 @@ def open_library(
     desc.requiredLimits = all_limits
     toggles, keep = _toggles(ffi, lib, checked)
     desc.nextInChain = ffi.cast("WGPUChainedStruct *", toggles)
+    blobs = None
+    if cache is not None and import_module("wgpudawn._lib").dawn_version == DAWN_VERSION:
+        blobs, callbacks = descriptor(ffi, BlobCache(ffi, cache), reports.on_interrupt)
+        toggles.chain.next = ffi.cast("WGPUChainedStruct *", blobs)
+        _kept.extend(callbacks)
     on_error = ffi.callback(
         "WGPUUncapturedErrorCallback", reports.on_error, onerror=reports.on_interrupt
     )
@@ -177,7 +187,7 @@ def open_library(
     desc.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
     _kept.extend((on_error, on_loss))
     device = _request_device(ffi, lib, adapter, desc)
-    del keep
+    del keep, blobs
     return Dawn(device, reports)
 
 
@@ -291,12 +301,19 @@ class Dawn:
             self._reports.of_threads.pop(threading.get_ident(), None)
 
     def release(self) -> Report | None:
-        """The last error since `capture`. On a lost device calls succeed and do nothing."""
+        """The last error since `capture`. On a lost device calls succeed and do nothing.
+
+        Raises:
+            BaseException: a signal's handler raised it in a callback.
+        """
         if self._reports.losses:
             return "Internal", f"device is lost\n{self.find_loss()}"
         if not self._reports.of_threads:
             return None
-        return self._reports.of_threads.pop(threading.get_ident(), None)
+        report = self._reports.of_threads.pop(threading.get_ident(), None)
+        if isinstance(report, BaseException):
+            raise report
+        return report
 
     def find_loss(self) -> str:
         """The loss that Dawn has reported; without a report, a lost device ends no process."""

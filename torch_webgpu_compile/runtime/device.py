@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import AdapterError, DeviceError, DeviceLostError, human_bytes
-from ..options import CompileOptions, holds_clock
+from ..options import CompileOptions, from_environment, holds_clock
 from ..target import Target
 from . import nvidia_clock
 from .adapters import AdapterInfo, choose_provider, find_adapter, list_adapters, open_library
@@ -353,7 +353,8 @@ def opened_devices() -> list[Device]:
 def create_device(provider: str, info: AdapterInfo, adapter: Any, checked: bool) -> Device:
     """A new device. Raises AdapterError if the adapter gives none."""
     try:
-        library = open_library(provider, adapter, info.requested_features, info.limits, checked)
+        features, cache = info.requested_features, from_environment().cache
+        library = open_library(provider, adapter, features, info.limits, checked, cache)
     except Exception as error:
         raise AdapterError(
             f"{info.name} ({info.backend}) does not give a device: {error}; choose another adapter "

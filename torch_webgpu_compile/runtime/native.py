@@ -504,7 +504,7 @@ class _Pipelines:
             desc.compute.module = module
             with guard:
                 pipeline = lib.wgpuDeviceCreateComputePipeline(self._backend.device, desc)
-        except DeviceError:
+        except BaseException:
             if pipeline:
                 lib.wgpuComputePipelineRelease(pipeline)
             raise

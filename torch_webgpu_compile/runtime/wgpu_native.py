@@ -45,9 +45,13 @@ def subgroup_matrix_configs(adapter: Any) -> tuple[MatrixConfig, ...]:
 
 
 def open_library(
-    adapter: Any, features: Sequence[str], limits: Mapping[str, int], checked: bool
+    adapter: Any,
+    features: Sequence[str],
+    limits: Mapping[str, int],
+    checked: bool,
+    cache: str | None = None,
 ) -> WgpuNative:
-    """A new device, see `adapters.open_library`."""
+    """A new device, see `adapters.open_library`; wgpu-native 29 keeps no compiled shaders."""
     return WgpuNative(
         adapter.request_device_sync(required_features=list(features), required_limits=dict(limits))
     )
