@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from ..counters import counters
 from ..plan.lru_cache import LruCache
 from ..plan.model import USER_KERNEL, Kernel
+from ..stages import Stage
 from .interface import Handle
 from .native import NativeBackend
 
@@ -44,9 +44,6 @@ class PipelineCache:
         checked: whether shaders check bounds themselves; those of users always do.
         threads: how many compile at once.
         recent: how many pipelines stay that nobody has.
-
-    Attributes:
-        compile_seconds: time spent in the WGSL compiler and the driver, summed over threads.
     """
 
     def __init__(
@@ -63,7 +60,6 @@ class PipelineCache:
         self._turns: dict[_PipelineKey, threading.Lock] = {}
         self._asked = 0  # by `compile_many`s under way, and done of them
         self._done = 0
-        self.compile_seconds = 0.0
 
     def compile(self, kernel: Kernel) -> Pipeline:
         """The pipeline of a kernel. Raises ShaderError, also again for the same kernel."""
@@ -79,12 +75,11 @@ class PipelineCache:
         with turn:
             pipeline = self._pipelines.get(key)
             if pipeline is None:
-                start = time.perf_counter()
                 checked = self._checked or kernel.kind == USER_KERNEL
-                pipeline = Pipeline(*self._backend.create_pipeline(kernel, checked))
+                with Stage("pipeline", kernel.name):
+                    pipeline = Pipeline(*self._backend.create_pipeline(kernel, checked))
                 with self._lock:
                     self._pipelines[key] = pipeline
-                    self.compile_seconds += time.perf_counter() - start
                 counters.add(kernels_compiled=1)
         with self._lock:
             self._turns.pop(key, None)
@@ -108,11 +103,12 @@ class PipelineCache:
 
         try:
             threads = min(self._threads, len(missing))
-            if threads > 1:
-                with ThreadPoolExecutor(threads) as executor:
-                    pipelines = list(executor.map(compile_one, missing.values()))
-            else:
-                pipelines = [compile_one(kernel) for kernel in missing.values()]
+            with Stage("wait"):
+                if threads > 1:
+                    with ThreadPoolExecutor(threads) as executor:
+                        pipelines = list(executor.map(compile_one, missing.values()))
+                else:
+                    pipelines = [compile_one(kernel) for kernel in missing.values()]
             compiled = dict(zip(missing, pipelines, strict=True))
             return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
         finally:
