@@ -34,7 +34,7 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     made = _Clock()
-    monkeypatch.setattr(stages, "perf_counter", made)
+    monkeypatch.setattr(stages, "clock", made)
     return made
 
 
