@@ -31,6 +31,7 @@ from .plan.model import Kernel, Plan
 from .plan.verify import verify_plan
 from .runtime.composed import ComposedExecutor
 from .runtime.device import Device, device_for, opened_devices, reopened
+from .stages import Stage
 from .tensors import devices
 from .tensors.determinism import switched
 from .torch_private import tree_leaves, versions
@@ -78,7 +79,8 @@ def compile_module(
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
     index = device_index(module, example_inputs)
     options = switched(options)  # Dynamo's guards keep it so, and AOTAutograd until the backward
-    device = device_for(options) if index is None else devices.get_device(index)
+    with Stage("device"):
+        device = device_for(options) if index is None else devices.get_device(index)
 
     tune = tuner(device, options.cache) if options.autotune else None
 
@@ -126,9 +128,10 @@ def compile_module(
         return compile_graph(*given, observer is None, tune, on_kernel=start)
 
     def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
-        if index is None:
-            return _host_graph(signature, device, plan_at)
-        return DeviceGraph(signature, device, index, plan_at)
+        with Stage("executor"):
+            if index is None:
+                return _host_graph(signature, device, plan_at)
+            return DeviceGraph(signature, device, index, plan_at)
 
     def keep(compiled: aot.BoxedFunction) -> None:
         name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept

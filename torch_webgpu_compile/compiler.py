@@ -6,7 +6,6 @@ where somebody asks for it. Nothing else composes stages.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -69,6 +68,7 @@ from .scheduler.rewrites.split import (
 )
 from .scheduler.rewrites.split_attention import split_attention
 from .scheduler.rewrites.statistics import recompute_statistics
+from .stages import Stage
 from .target import Target
 from .torch_private import OpOverload
 from .tuning import machines
@@ -413,14 +413,15 @@ def _run_passes(
     value: Any = state.captured
     last_schedule = _last_schedule(state.options)
     for step in steps:
-        start, before = time.perf_counter(), value
-        value = step(before, state)
-        if value is not before:
-            show(step.name, partial(step.gives.text, value))
-        if step is last_schedule:
-            show("schedule", partial(step.gives.text, value))
+        before = value
+        with Stage("pass", step.name) as stage:
+            value = step(before, state)
+            if value is not before:
+                show(step.name, partial(step.gives.text, value))
+            if step is last_schedule:
+                show("schedule", partial(step.gives.text, value))
         state.results[step.name] = value
-        state.seconds[step.name] = time.perf_counter() - start
+        state.seconds[step.name] = stage.seconds
         if step.name == "ir":
             _refuse_large_results(value, state.target)
             if use_cache:

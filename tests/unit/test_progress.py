@@ -9,6 +9,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from torch_webgpu_compile import progress
+from torch_webgpu_compile.stages import Stage
 
 
 class _Terminal(io.StringIO):
@@ -29,17 +30,30 @@ class _Terminal(io.StringIO):
 @pytest.fixture
 def immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "ESTIMATE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("immediate")
 def test_a_long_compilation_counts_its_kernels() -> None:
     terminal = _Terminal()
-    with redirect_stderr(terminal), progress.shown("graph0", lambda: (3, 40)):
+    waiting = threading.Event()
+
+    def counts() -> tuple[int, int]:
+        assert waiting.wait(60)
+        return 3, 40
+
+    with (
+        redirect_stderr(terminal),
+        Stage("autograd"),  # is not of this compilation
+        progress.shown("graph0", counts),
+        Stage("wait"),
+    ):
+        waiting.set()
         assert terminal.written.wait(60)
         with progress.shown("inside", lambda: (0, 0)):
             pass
     first, last = terminal.getvalue().split("\rtorch_webgpu_compile: ")[1:]
-    assert first == "compiling graph0: 3 of 40 kernels"
+    assert first == "compiling graph0, pipelines, 3 of 40 kernels, about 1 s more"
     assert last.startswith("compiled graph0 in ")
     assert last.endswith("\n")
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from ..backend import compile_module
+from ..capture.graph import dynamo
 from ..compiler import Compilation
 from ..counters import counters
 from ..errors import AdapterError, DeviceError, OutOfMemoryError
@@ -20,8 +22,10 @@ from ..runtime.device import Device, device_for, opened_devices
 from ..runtime.interface import Span
 from ..runtime.limits import copy_bytes_per_second
 from ..runtime.queue import Recording
+from ..stages import Stage, Sums, telling
 from ..symbolic.sizes import Expr, evaluate
 from ..target import Machine
+from .compile_time import CompileTime, compile_time_of
 from .graph_report import (
     HEADS,
     GraphReport,
@@ -48,6 +52,7 @@ class Report:
         on_host: operators that ran on the host in the call.
         result: what the function returned.
         copy_rate: of a copy on the GPU that ran it; None where none could be measured.
+        compile_time: where the time of the call went.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -55,6 +60,7 @@ class Report:
     on_host: tuple[str, ...] = ()
     result: Any = field(repr=False, default=None)
     copy_rate: CopyRate | None = None
+    compile_time: CompileTime = field(repr=False, default=CompileTime())
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -81,7 +87,9 @@ class Report:
         return in_frame(self._page())
 
     def _page(self) -> str:
-        return page(self.graphs, self.fallbacks, self.graph_breaks, self.copy_rate)
+        return page(
+            self.graphs, self.fallbacks, self.graph_breaks, self.copy_rate, self.compile_time
+        )
 
     def __str__(self) -> str:
         lines = []
@@ -92,6 +100,7 @@ class Report:
         lines.append("on the host: " + (", ".join(self.fallbacks) or "nothing"))
         lines.append(f"graph breaks: {len(self.graph_breaks)}")
         lines += [f"  {reason}" for reason in self.graph_breaks]
+        lines += self.compile_time.lines
         return "\n".join(lines)
 
 
@@ -134,15 +143,18 @@ def explain(
     seen: list[tuple[Compilation, Device, Callable[[], Mapping[str, int] | None]]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_module(module, inputs, options, lambda *entry: seen.append(entry))
+        with Stage("backend"):
+            return compile_module(module, inputs, options, lambda *entry: seen.append(entry))
 
     from ..torch_private import dynamo_counters  # Dynamo takes a second
 
     breaks = dynamo_counters["graph_break"]
     before, host_calls = dict(breaks), counters.fallbacks.copy()
     timed: dict[str, tuple[int, float]] = {}
-    with _timing(timed, options):
+    sums, start = Sums(), perf_counter()
+    with telling(sums), _timing(timed, options), dynamo.stages():
         result = torch.compile(target, backend=backend)(*args, **kwargs)
+    compile_time = compile_time_of(sums, perf_counter() - start)
     reasons = [
         " ".join(str(reason).split())
         for reason, count in breaks.items()
@@ -151,7 +163,7 @@ def explain(
     on_host = tuple(counters.fallbacks - host_calls)
     rate = _copy_rate(seen[0][1]) if seen else None
     graphs = tuple(_graph_report(state, sizes(), timed) for state, _, sizes in seen)
-    return Report(graphs, tuple(reasons), on_host, result, rate)
+    return Report(graphs, tuple(reasons), on_host, result, rate, compile_time)
 
 
 @contextmanager
@@ -161,7 +173,7 @@ def _timing(timed: dict[str, tuple[int, float]], options: CompileOptions) -> Ite
     Only on GPUs with timestamps that nobody else watches.
     """
     opened = opened_devices()
-    with suppress(AdapterError):  # compiling says what is missing
+    with suppress(AdapterError), Stage("device"):  # compiling says what is missing
         opened = opened or [device_for(options)]
     devices = [
         device

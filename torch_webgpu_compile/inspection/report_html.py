@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ..errors import human_bytes
+from .compile_time import CompileTime
 from .graph_report import (
     HEADS,
     GraphReport,
@@ -57,6 +58,7 @@ def page(
     on_host: Sequence[str],
     graph_breaks: Sequence[str],
     copy_rate: CopyRate | None = None,
+    compile_time: CompileTime | None = None,
 ) -> str:
     """The whole document; the arguments are fields of a `Report`."""
     dispatches = sum(graph.dispatch_count for graph in graphs)
@@ -66,6 +68,8 @@ def page(
         f"On the host: {escape(', '.join(on_host) or 'nothing')}. "
         f"Graph breaks: {len(graph_breaks)}.</p>",
     ]
+    if compile_time is not None:
+        body.append(f"<p>{'<br>'.join(escape(s.strip()) for s in compile_time.lines)}</p>")
     body += [f"<pre>{escape(reason)}</pre>" for reason in graph_breaks]
     body += [_graph(number, graph, copy_rate) for number, graph in enumerate(graphs)]
     return (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from ..counters import counters
 from ..plan.lru_cache import LruCache
 from ..plan.model import USER_KERNEL, Kernel
+from ..stages import Stage
 from .interface import Handle
 from .native import NativeBackend
 
@@ -45,9 +45,6 @@ class PipelineCache:
         checked: whether shaders check bounds themselves; those of users always do.
         threads: how many compile at once.
         recent: how many pipelines stay that nobody has.
-
-    Attributes:
-        compile_seconds: time spent in the WGSL compiler and the driver, summed over threads.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class PipelineCache:
         self._pool: ThreadPoolExecutor | None = None
         self._asked = 0  # of the threads, which have done so many
         self._done = 0
-        self.compile_seconds = 0.0
 
     def compile(self, kernel: Kernel) -> Pipeline:
         """The pipeline of a kernel. Raises ShaderError, also again for the same kernel."""
@@ -81,12 +77,11 @@ class PipelineCache:
         with turn:
             pipeline = self._pipelines.get(key)
             if pipeline is None:
-                start = time.perf_counter()
                 checked = self._checked or kernel.kind == USER_KERNEL
-                pipeline = Pipeline(*self._backend.create_pipeline(kernel, checked))
+                with Stage("pipeline", kernel.name):
+                    pipeline = Pipeline(*self._backend.create_pipeline(kernel, checked))
                 with self._lock:
                     self._pipelines[key] = pipeline
-                    self.compile_seconds += time.perf_counter() - start
                 counters.add(kernels_compiled=1)
         with self._lock:
             self._turns.pop(key, None)
@@ -97,14 +92,17 @@ class PipelineCache:
         """`compile` for each kernel, in parallel: the compiler runs without the GIL."""
         with self._lock:
             missing = {key: k for k in kernels if (key := _key(k)) not in self._pipelines}
-        if len(missing) < 2:  # a thread takes longer to wake than most calls may last
+        if not missing:
             return [self.compile(kernel) for kernel in kernels]
-        started = [self._start(kernel) for kernel in missing.values()]
-        try:
-            compiled = {key: f.result() for key, f in zip(missing, started, strict=True)}
-        except BaseException:
-            _cancel(started)
-            raise
+        with Stage("wait"):
+            if len(missing) == 1:  # a thread takes longer to wake than most calls may last
+                return [self.compile(kernel) for kernel in kernels]
+            started = [self._start(kernel) for kernel in missing.values()]
+            try:
+                compiled = {key: f.result() for key, f in zip(missing, started, strict=True)}
+            except BaseException:
+                _cancel(started)
+                raise
         return [compiled.get(_key(kernel)) or self.compile(kernel) for kernel in kernels]
 
     @contextmanager

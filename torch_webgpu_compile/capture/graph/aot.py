@@ -21,6 +21,7 @@ from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
 from ...plan.model import Plan
+from ...stages import Stage
 from ...torch_private import (
     MutationType,
     OpOverload,
@@ -159,7 +160,12 @@ class GraphCapture:
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
         )
-        with dynamo.compiling(), region_schemas.install(), own_rules.install():
+        with (
+            Stage("autograd"),
+            dynamo.compiling(),
+            region_schemas.install(),
+            own_rules.install(),
+        ):
             traced: Callable[..., Any] = trace(module, self.inputs)
         direct, parts = self.direct, self.parts
         if direct is not None:

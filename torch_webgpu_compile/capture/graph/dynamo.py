@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from ...stages import Stage
 from ...torch_private import (
     RandomValueSource,
     _compile_session_context,
@@ -41,6 +42,36 @@ def on_first_compile(function: Callable[[], None]) -> None:
 
     if callback_handler is not None:
         callback_handler.register_start_callback(start)
+
+
+@contextmanager
+def stages() -> Iterator[None]:
+    """Makes `Stage`s of what Dynamo does in this thread meanwhile.
+
+    Kind ``dynamo``; for a backward graph that AOTAutograd kept until its first call ``autograd``.
+    """
+    if callback_handler is None:
+        yield
+        return
+    thread, under_way = get_ident(), list[Stage]()
+
+    def start(cause: Any) -> None:
+        if get_ident() == thread:
+            trigger = getattr(cause, "callback_trigger", None)
+            is_backward = getattr(trigger, "name", "") == "LAZY_BACKWARD"
+            under_way.append(Stage("autograd" if is_backward else "dynamo").__enter__())
+
+    def end(_: object) -> None:
+        if under_way and get_ident() == thread:
+            under_way.pop().__exit__()
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
 
 
 def misdescribed(module: GraphModule) -> dict[int, torch.dtype]:

@@ -10,7 +10,6 @@ where it did. After that the result is verified, and kept as text for whoever wa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from ...captured import CapturedGraph, Phase
 from ...errors import VerificationError
 from ...options import resolve
 from ...passes import Form, Pass
+from ...stages import Stage
 from ...torch_private import OpOverload, TracingContext
 from ..complex_numbers.separation import separate_graph
 from ..control_flow.compose import format_divided
@@ -222,11 +222,12 @@ def run(draft: Draft, state: State, *forms: Form) -> Draft:
     for step in CAPTURE_PASSES:
         if step.takes not in forms:
             continue
-        start, before = time.perf_counter(), draft
-        draft = step(before, state)
-        texts = draft.captured.texts
-        if draft is not before and state.shows(step.name):
-            texts = {**texts, step.name: step.gives.text(draft)}
-        seconds = {**draft.captured.seconds, step.name: time.perf_counter() - start}
+        before = draft
+        with Stage("pass", step.name) as stage:
+            draft = step(before, state)
+            texts = draft.captured.texts
+            if draft is not before and state.shows(step.name):
+                texts = {**texts, step.name: step.gives.text(draft)}
+        seconds = {**draft.captured.seconds, step.name: stage.seconds}
         draft = replace(draft, captured=replace(draft.captured, seconds=seconds, texts=texts))
     return draft
