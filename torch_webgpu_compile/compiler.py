@@ -221,9 +221,11 @@ def _verify_each(verify: Callable[[Any, Target], None]) -> Callable[[Any, Any, C
     return both
 
 
-def _verify_schedules(program: Program[Schedule], before: object, state: Compilation) -> None:
-    for part in program.parts:
-        verify_schedule(part, state.target)
+def _verify_schedules(program: Program[Schedule], before: Any, state: Compilation) -> None:
+    was_verified = isinstance(before, Program) and len(before.parts) == len(program.parts)
+    for number, part in enumerate(program.parts):
+        given = before.parts[number] if was_verified else None
+        verify_schedule(part, state.target, given if isinstance(given, Schedule) else None)
     verify_prepared(program.map(lambda schedule: schedule.graph))
 
 

@@ -7,7 +7,7 @@ dictionary keyed by node is common-subexpression elimination. They are immutable
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Union
@@ -385,11 +385,12 @@ def cast(value: Scalar, dtype: DType) -> Scalar:
 
 def children(node: Scalar) -> tuple[Scalar, ...]:
     """Direct operands."""
+    kind = node.__class__
+    if kind is Op or kind is FunctionCall:
+        return node.args  # type: ignore[union-attr]
+    if kind is Load:
+        return node.index  # type: ignore[union-attr]
     match node:
-        case Load():
-            return node.index
-        case Op() | FunctionCall():
-            return node.args
         case Masked():
             return (node.condition, node.body, node.other)
         case Checked():
@@ -398,24 +399,31 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
             return ()
 
 
-def walk(root: Scalar) -> Iterator[Scalar]:
+# Passes, and checks after them, go through the same scalars again and again.
+@lru_cache(maxsize=1 << 13)
+def walk(root: Scalar) -> tuple[Scalar, ...]:
     """Every distinct node under ``root``, operands first."""
+    found: list[Scalar] = []
     seen: set[Scalar] = set()
-    stack: list[tuple[Scalar, bool]] = [(root, False)]
+    stack: list[Scalar | None] = [root]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
+        node = stack.pop()
+        if node is None:  # what is below it has been through
+            found.append(stack.pop())  # type: ignore[arg-type]
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            below = children(node)
+            if below:
+                stack += (node, None, *reversed(below))
+            else:
+                found.append(node)
+    return tuple(found)
 
 
 def rewrite(
     root: Scalar,
     change: Callable[[Scalar], Scalar | None],
-    keep: Callable[[Scalar], bool] = lambda node: False,
+    keep: Callable[[Scalar], bool] | None = None,
 ) -> Scalar:
     """``root`` rebuilt from its operands up.
 
@@ -425,7 +433,7 @@ def rewrite(
     """
     done: dict[Scalar, Scalar] = {}
     for node in walk(root):
-        if keep(node):
+        if keep is not None and keep(node):
             done[node] = node
             continue
         before = children(node)
@@ -457,6 +465,8 @@ def _with_operands(node: Scalar, operands: tuple[Scalar, ...]) -> Scalar:
 
 def substitute_symbols(root: Scalar, values: Mapping[Symbol, Expr]) -> Scalar:
     """``root`` with index symbols replaced."""
+    if scalar_symbols(root).isdisjoint(values):
+        return root
 
     def change(node: Scalar) -> Scalar | None:
         return Index(substitute(node.expr, values)) if isinstance(node, Index) else None

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import ClassVar
 
 from ..symbolic.sizes import ONE, Expr, IntLike, Symbol, as_symbol, iteration, symbols_of
@@ -152,6 +153,7 @@ def index_rules(index: Sequence[Expr], space: Space, buffer: Buffer) -> Iterator
         yield symbol.extent is ONE or symbol in used, f"{symbol} in its output index"
 
 
+@lru_cache(maxsize=1 << 12)
 def symbols_in(space: Space) -> tuple[Symbol, ...]:
     """The iteration symbols of a space."""
     return tuple(key for prefix, sizes in space for key in numbered(prefix, sizes))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from ..errors import VerificationError
 from ..symbolic.sizes import linearize
@@ -38,25 +38,34 @@ from .transposition import find_transposition
 from .verify import require, verify_output
 
 
-def verify_schedule(schedule: Schedule, target: Target) -> None:
+def verify_schedule(schedule: Schedule, target: Target, verified: Schedule | None = None) -> None:
     """Raises VerificationError unless a schedule can be run on a GPU, each group by its kernel.
 
     Every buffer that a group reads must be an input, a constant, prepared, or stored by an earlier
     group, and is stored once; parts of one dispatch must not need each other, and fit in it;
     shared memory must not be read after it was overwritten; outputs must be written.
+
+    Args:
+        schedule, target: what to look at, and for what.
+        verified: a schedule that can be run there. Groups that it has too, over the same buffers,
+            are known to have a kernel.
     """
     graph = schedule.graph
+    unchanged: set[int] = set()
+    if verified is not None and verified.graph.buffers == graph.buffers:
+        unchanged = {id(group) for group in verified.groups}
     written = set(graph.given)
     for number, group in enumerate(schedule.groups):
         title = f"group {number}"
-        if isinstance(group, SiblingGroup | PairGroup):
-            _repeat_lanes(title, group, graph)
-        if isinstance(group, ForeachGroup):
-            _equal_maps(title, group, graph, target)
-        if isinstance(group, ForeachGroup | JointGroup):
-            _independent(title, group)
         found = buffers_of(group)
-        _within_limits(title, group, found, graph, target)
+        if id(group) not in unchanged:
+            if isinstance(group, SiblingGroup | PairGroup):
+                _repeat_lanes(title, group, graph)
+            if isinstance(group, ForeachGroup):
+                _equal_maps(title, group, graph, target)
+            if isinstance(group, ForeachGroup | JointGroup):
+                _independent(title, group)
+            _within_limits(title, group, found, graph, target)
         for name in sorted(found.reads):
             known = name in written or graph.buffers[name].is_empty
             require(known, title, f"{name} stored by an earlier group")
@@ -208,6 +217,9 @@ def _repeat_lanes(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph)
     anchors = [part.anchor for part in group.groups if isinstance(part.anchor, Contraction)]
     require(len(anchors) == len(group.groups), title, "contractions")
     first = anchors[0]
+    patterns: list[Hashable] = []
+    if isinstance(group, SiblingGroup):
+        patterns = [access_pattern(part, graph.buffers) for part in group.groups]
     for k, (sibling, anchor) in enumerate(zip(group.groups, anchors, strict=True)):
         require(anchor.lhs.dtype is first.lhs.dtype, title, "one dtype")
         equal = anchor.batch == first.batch and anchor.inner == first.inner
@@ -217,8 +229,8 @@ def _repeat_lanes(title: str, group: SiblingGroup | PairGroup, graph: LoopGraph)
             equal = anchor.rows == first.rows and anchor.columns == first.columns
             require(equal, title, "equal sizes")
         else:
-            own, wanted = (access_pattern(g, graph.buffers) for g in (sibling, group.groups[0]))
-            require(own == wanted, title, "operands and results that are accessed alike")
+            alike = patterns[k] == patterns[0]
+            require(alike, title, "operands and results that are accessed alike")
         for j, other in enumerate(group.groups):
             if j > k or (j < k and isinstance(group, SiblingGroup)):
                 read = buffers_of(sibling).loaded & buffers_of(other).computed

@@ -155,12 +155,12 @@ class Expr(metaclass=Interned):
         return self.constant
 
     def __add__(self, other: IntLike) -> Expr:
-        return _add(self, as_expr(other), 1)
+        return _add(self, other if other.__class__ is Expr else as_expr(other), 1)
 
     __radd__ = __add__
 
     def __sub__(self, other: IntLike) -> Expr:
-        return _add(self, as_expr(other), -1)
+        return _add(self, other if other.__class__ is Expr else as_expr(other), -1)
 
     def __rsub__(self, other: IntLike) -> Expr:
         return _add(as_expr(other), self, -1)
@@ -169,7 +169,7 @@ class Expr(metaclass=Interned):
         return _mul(self, as_expr(-1))
 
     def __mul__(self, other: IntLike) -> Expr:
-        return _mul(self, as_expr(other))
+        return _mul(self, other if other.__class__ is Expr else as_expr(other))
 
     __rmul__ = __mul__
 
@@ -206,6 +206,7 @@ ZERO = as_expr(0)
 ONE = as_expr(1)
 
 
+@lru_cache(maxsize=1 << 13)
 def atom_expr(atom: Atom) -> Expr:
     """The expression that is just ``atom``."""
     return Expr(0, (((atom,), 1),))
@@ -470,14 +471,21 @@ def symbols_of(expr: Expr) -> frozenset[Symbol]:
 
 def substitute(expr: Expr, values: Mapping[Symbol, Expr]) -> Expr:
     """``expr`` with symbols replaced, simplified again."""
-    if symbols_of(expr).isdisjoint(values):
+    symbols = symbols_of(expr)
+    if symbols.isdisjoint(values):
         return expr
+    return _substituted(expr, tuple([(s, values[s]) for s in symbols if s in values]))
+
+
+@lru_cache(maxsize=1 << 13)
+def _substituted(expr: Expr, pairs: tuple[tuple[Symbol, Expr], ...]) -> Expr:
+    values = dict(pairs)
     total = as_expr(expr.constant)
     for monomial, coefficient in expr.terms:
         product = as_expr(coefficient)
         for atom in monomial:
             if isinstance(atom, Symbol):
-                product = product * values.get(atom, atom_expr(atom))
+                product = product * (values[atom] if atom in values else atom_expr(atom))
             else:
                 numerator = substitute(atom.numerator, values)
                 denominator = substitute(atom.denominator, values)

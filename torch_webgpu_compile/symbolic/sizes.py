@@ -62,6 +62,7 @@ def symbol(name: str, lower: int = 0, most: int | None = None, usual: int | None
     return atom_expr(Symbol(name, lower, None, most, usual))
 
 
+@lru_cache(maxsize=1 << 13)
 def iteration(name: str, extent: IntLike) -> Expr:
     """An iteration symbol: 0 ≤ name < extent."""
     return atom_expr(Symbol(name, 0, as_expr(extent), None, None))
