@@ -58,7 +58,7 @@ def test_other_sizes_and_numbers() -> None:
 
 
 def test_no_symbol_looks_for_lines_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's search for them imports its exporter and Inductor: over a second at a first call."""
+    """PyTorch's search for them imports its exporter and Inductor, which takes a second."""
     monkeypatch.setattr(symbolic_shapes, "uninteresting_files", lambda: pytest.fail("searched"))
     call = captured(aten.add.Tensor, R(4, 5), R(5), alpha=0.5)
     check_reuse(call, aten.add.Tensor, R(8, 9), R(9), alpha=0.25)
