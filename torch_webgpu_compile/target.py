@@ -165,6 +165,12 @@ class Target:
     machine: Machine = Machine()
 
     @property
+    def prefers_less_code(self) -> bool:
+        """Whether a kernel that loops is better than one that has many loads in flight: on a CPU
+        they are not, and LLVM takes three times as long for attention's without loops."""
+        return self.waits_for_compiler or self.software
+
+    @property
     def window_nbytes(self) -> int:
         """The part of a larger buffer that one binding reaches: it may start where another ends."""
         return binding_start(self.max_binding_nbytes)

@@ -19,6 +19,7 @@ from torch_webgpu_compile.codegen.tilings.attention_tilings import AttentionTili
 from torch_webgpu_compile.codegen.tilings.matmul import MatmulTiling, fits
 from torch_webgpu_compile.codegen.tilings.units import Unit, UnitsTiling
 from torch_webgpu_compile.plan import cache as plan_cache
+from torch_webgpu_compile.target import Target
 from torch_webgpu_compile.tuning import autotune
 
 pytestmark = pytest.mark.rotates(16)
@@ -130,6 +131,7 @@ def _check_attention(tiling, kind, monkeypatch):
     if tiling.workgroup_nbytes(32, 32, subgroup) > target.max_workgroup_nbytes:
         pytest.skip("the adapter's workgroups have less memory")
     monkeypatch.setattr(choice, "choose_attention_tiling", lambda *_: tiling)
+    monkeypatch.setattr(Target, "prefers_less_code", False)  # as on GPUs
     for heads, queries, keys, head, value_head in ((2, 70, 70, 32, 32), (1, 33, 100, 12, 20)):
         q, k = torch.randn(1, heads, queries, head), torch.randn(1, heads, keys, head)
         v = torch.randn(1, heads, keys, value_head)

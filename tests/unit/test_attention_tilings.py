@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,12 @@ def test_sizes_that_a_call_decides_count_as_large():
     tiling = choose_attention_tiling(symbol("s0", 2), symbol("s1", 2), 64, 64, GPU)
     assert tiling is not None
     assert tiling.queries == 64
+
+
+def test_a_cpu_has_no_slices():
+    one, target = as_expr(1), replace(GPU, software=True)
+    assert choose_attention_tiling(as_expr(12), one, 64, 64, GPU).slices > 1
+    assert choose_attention_tiling(as_expr(12), one, 64, 64, target).slices == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental import symbolic_shapes
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.targets import H200
@@ -54,6 +55,13 @@ def test_other_sizes_and_numbers() -> None:
     check_reuse(call, op, R(4, 5), R(5), alpha=0.5, out=R(4, 5))
     check_reuse(call, op, R(8, 9), R(9), alpha=-2.5, out=R(8, 9))
     check_reuse(call, op, R(400, 7), R(7), alpha=0.0, out=R(400, 7))
+
+
+def test_no_symbol_looks_for_lines_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's search for them imports its exporter and Inductor, which takes a second."""
+    monkeypatch.setattr(symbolic_shapes, "uninteresting_files", lambda: pytest.fail("searched"))
+    call = captured(aten.add.Tensor, R(4, 5), R(5), alpha=0.5)
+    check_reuse(call, aten.add.Tensor, R(8, 9), R(9), alpha=0.25)
 
 
 def test_guards_on_sizes() -> None:

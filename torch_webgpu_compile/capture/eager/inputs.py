@@ -75,6 +75,17 @@ class Sizes:
     alike: Mapping[int, int] = field(default_factory=dict)
 
 
+class _Environment(ShapeEnv):
+    """Symbols and guards, without the lines of code that they come from, which nobody reads here.
+
+    PyTorch looks for a line outside of its own files at each symbol and guard. The list of these
+    files imports `torch.export` and Inductor, which takes as long as dozens of traces.
+    """
+
+    def _get_user_frame(self) -> None:
+        return None
+
+
 class Inputs:
     """Inputs, with symbols in place of some sizes and numbers.
 
@@ -105,7 +116,7 @@ class Inputs:
         self._sizes = sizes
         self._env: Any = None
         if sizes is not None or chosen:  # it takes longer to make than all the rest
-            self._env = ShapeEnv(
+            self._env = _Environment(
                 allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False
             )
         self.mode = FakeTensorMode(shape_env=self._env)

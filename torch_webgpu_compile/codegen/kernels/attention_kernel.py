@@ -61,7 +61,7 @@ class _AttentionKernel:
         subgroup = attention_subgroup(tiling, target)
         steps = ceildiv(keys, tiling.keys * tiling.slices)
         in_step = wide // 4 + tiling.keys // 4 + tiling.workgroup // max(1, subgroup) + 5
-        if target.waits_for_compiler:
+        if target.prefers_less_code:
             in_step += tiling.keys * (wide + value_wide) // (VECTOR * tiling.slice_workgroup) + 4
         whole_queries = is_multiple_of(queries, tiling.queries)
         return self._finish(
@@ -72,7 +72,7 @@ class _AttentionKernel:
                 "whole_keys": is_multiple_of(keys, tiling.keys * tiling.slices),
                 "queries": "" if whole_queries else self.builder.index(queries),
                 "subgroup": subgroup,
-                "brief": target.waits_for_compiler,
+                "brief": target.prefers_less_code,
             },
             tiling.workgroup_nbytes(wide, value_wide, subgroup),
             (steps + 1) * in_step + wide,
