@@ -11,11 +11,14 @@ import torch
 from torch import is_tensor
 
 from . import debug, fallbacks, patches, progress
-from .callables import artifact, saved_on_gpu
+from .bundle.targets import target_of
+from .callables import saved_on_gpu
+from .callables.artifact import Storing, is_kept
 from .callables.compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
 from .callables.signature import Signature
+from .callables.stored import AbsentGraph, Origin, StoredGraph
 from .capture.graph import aot, dynamo
 from .captured import CapturedGraph, Phase
 from .compiler import (
@@ -35,6 +38,7 @@ from .tensors import devices
 from .tensors.determinism import switched
 from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
+from .tuning.machines import measured_target
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -78,15 +82,19 @@ def compile_module(
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
     index = device_index(module, example_inputs)
     options = switched(options)  # Dynamo's guards keep it so, and AOTAutograd until the backward
-    device = device_for(options) if index is None else devices.get_device(index)
-
-    tune = tuner(device, options.cache) if options.autotune else None
+    if options.target is None:
+        device = _device_at(index, options)
+        target, counts = device.target, lambda: device.pipelines.progress
+        tune = tuner(device, options.cache) if options.autotune else None
+    else:
+        target, counts, tune = target_of(options.target), lambda: (0, 0), None
+    origin = Origin(measured_target(target, options), options, index, is_kept())
 
     def showing(what: str) -> AbstractContextManager[None]:
-        return progress.shown(what, lambda: device.pipelines.progress, options.progress)
+        return progress.shown(what, counts, options.progress)
 
     nested: dict[str, PlanAt] = {}  # of graphs that are divided, by the names of their parts
-    around: list[CompiledGraph] = []  # these graphs
+    around: list[CompiledGraph | AbsentGraph] = []  # these graphs
 
     def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
         with showing(captured.name):  # a backward graph may be compiled long after the others
@@ -94,7 +102,8 @@ def compile_module(
             static = frozenset() if index is not None else captured.static_inputs
             compiled = callable_of(Signature(state.plan, state.phase, static), loops_of(state))
         if observer is not None:
-            observer(state, compiled.device, compiled.signature.some_sizes)
+            opened = compiled.opened
+            observer(state, opened.device, opened.signature.some_sizes)
         return compiled
 
     def plan(captured: CapturedGraph, phase: Phase) -> Plan:
@@ -104,7 +113,8 @@ def compile_module(
         if loops is not None:
             nested[state.plan.name] = loops
         if observer is not None:
-            observer(state, device, lambda: _sizes_of(state.plan.name, around))
+            here = _device_at(index, options)
+            observer(state, here, lambda: _sizes_of(state.plan.name, around))
         return state.plan
 
     def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
@@ -119,24 +129,28 @@ def compile_module(
         return around[-1]
 
     def compilation(captured: CapturedGraph, phase: Phase) -> Compilation:
-        return compile_graph(captured, phase, device.target, options, observer is None, tune)
+        return compile_graph(captured, phase, target, options, observer is None, tune)
 
-    def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
+    def callable_of(
+        signature: Signature, plan_at: PlanAt | PlansAt | None
+    ) -> CompiledGraph | AbsentGraph:
+        if options.target is not None:
+            return AbsentGraph(StoredGraph.of(signature, plan_at, origin))
+        compiled: CompiledGraph
         if index is None:
-            return _host_graph(signature, device, plan_at)
-        return DeviceGraph(signature, device, index, plan_at)
+            compiled = _host_graph(signature, device, plan_at)
+        else:
+            compiled = DeviceGraph(signature, device, index, plan_at)
+        compiled.origin = origin
+        return compiled
 
-    def keep(compiled: aot.BoxedFunction) -> None:
-        name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
-        if name is not None:
-            artifact.keep(name, compiled, options)
-
+    name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
     with showing("a graph"):
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
-                on_whole=keep,
+                storing=None if name is None else Storing(name),
                 plan=plan,
                 composed=composed,
                 host_numbers=host_numbers,
@@ -146,9 +160,15 @@ def compile_module(
         )
 
 
-def _sizes_of(name: str, graphs: Sequence[CompiledGraph]) -> Mapping[str, int] | None:
+def _device_at(index: int | None, options: CompileOptions) -> Device:
+    return device_for(options) if index is None else devices.get_device(index)
+
+
+def _sizes_of(
+    name: str, graphs: Sequence[CompiledGraph | AbsentGraph]
+) -> Mapping[str, int] | None:
     """The sizes of an earlier call of a nested plan."""
-    executors = [graph.executor for graph in graphs]
+    executors = [graph.opened.executor for graph in graphs]
     found = (e.sizes_of(name) for e in executors if isinstance(e, ComposedExecutor))
     return next((sizes for sizes in found if sizes is not None), None)
 

@@ -84,6 +84,28 @@ def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) 
     return found
 
 
+def lacks_for(plan: Plan, made_for: Target, target: Target) -> list[str]:
+    """What a GPU lacks to run a plan that was made for another one, for a person.
+
+    Features count whether or not the plan uses them; limits as far as constant sizes decide.
+    """
+    found = lacking(sorted(made_for.features), needed_limits([(plan, {})]), target)
+    if "subgroup" in made_for.features and made_for.subgroup_sizes != target.subgroup_sizes:
+        low, high = made_for.subgroup_sizes
+        found.append(f"subgroups of {low} to {high} invocations")
+    lost = set(made_for.subgroup_matrix_configs) - set(target.subgroup_matrix_configs)
+    found += [f"matrix units for {'x'.join(map(str, config[2:]))}" for config in sorted(lost)]
+    found += [name for name in _BEHAVIOUR if getattr(made_for, name) > getattr(target, name)]
+    most = target.max_loop_iterations
+    if most and not 0 < made_for.max_loop_iterations <= most:
+        found.append(f"loops of more than {most:,} iterations")
+    return found
+
+
+_BEHAVIOUR = ("exp_keeps_nan", "keeps_subnormal_halves")
+"""Of `Target`: what kernels rely on where it is so."""
+
+
 def needed_limits(plans: Iterable[tuple[Plan, Mapping[str, int]]]) -> dict[str, int]:
     """The limits that plans need at these sizes, where every device does not have them."""
     needed = dict.fromkeys(LIMITS, 0)

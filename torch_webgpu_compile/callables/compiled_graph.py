@@ -15,6 +15,7 @@ from ..runtime.buffers import GpuBuffer
 from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device
 from ..runtime.executor import Executor
+from .stored import Origin, StoredGraph
 from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
@@ -34,6 +35,8 @@ class CompiledGraph(ABC):
     A plan with symbols does not run at all sizes (see `plan.demands`). Where it does not, a plan
     without symbols is made of the same graph, and is kept for the sizes that were used last.
 
+    It is pickled as a `StoredGraph`, if it has an ``origin``, and unpickled on the GPU that is there.
+
     Args:
         signature: the plan, and what its inputs and outputs are to PyTorch.
         device: where it runs.
@@ -46,6 +49,7 @@ class CompiledGraph(ABC):
 
     _boxed_call = True
     device: Device
+    origin: Origin | StoredGraph | None = None
 
     def __init__(
         self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
@@ -69,6 +73,20 @@ class CompiledGraph(ABC):
         self._specialized.clear()
         self.device = device
         device.add_reclaimable(self)
+
+    @property
+    def opened(self) -> CompiledGraph:
+        """Itself: see `AbsentGraph`."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        origin = self.origin
+        if isinstance(origin, Origin):
+            plan_at = self.plan_at if self.plan.plans is None else self.plans_at
+            origin = StoredGraph.of(self.signature, plan_at, origin)
+        if origin is None:
+            raise TypeError(f"the plan {self.plan.name} is stored with the graph that it is of")
+        return StoredGraph.open, (origin,)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]
