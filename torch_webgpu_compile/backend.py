@@ -20,6 +20,7 @@ from .callables.host_graph import HostGraph
 from .callables.signature import Signature
 from .callables.stored import AbsentGraph, Origin, StoredGraph
 from .capture.graph import aot, dynamo
+from .capture.graph.wrappers import BoxedFunction
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,
@@ -96,7 +97,7 @@ def compile_module(
     nested: dict[str, PlanAt] = {}  # of graphs that are divided, by the names of their parts
     around: list[CompiledGraph | AbsentGraph] = []  # these graphs
 
-    def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
+    def compile_captured(captured: CapturedGraph, phase: Phase) -> BoxedFunction:
         with showing(captured.name):  # a backward graph may be compiled long after the others
             state = compilation(captured, phase)
             static = frozenset() if index is not None else captured.static_inputs
@@ -117,7 +118,7 @@ def compile_module(
             observer(state, here, lambda: _sizes_of(state.plan.name, around))
         return state.plan
 
-    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
+    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> BoxedFunction:
         verify_plan(plan)
         show = debug.Shower(plan.name, options)
         show("plan", partial(debug.plan_text, plan))
@@ -141,7 +142,7 @@ def compile_module(
             compiled = _host_graph(signature, device, plan_at)
         else:
             compiled = DeviceGraph(signature, device, index, plan_at)
-        compiled.origin = origin
+        compiled.reduced = origin.reduced
         return compiled
 
     name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
@@ -164,9 +165,7 @@ def _device_at(index: int | None, options: CompileOptions) -> Device:
     return device_for(options) if index is None else devices.get_device(index)
 
 
-def _sizes_of(
-    name: str, graphs: Sequence[CompiledGraph | AbsentGraph]
-) -> Mapping[str, int] | None:
+def _sizes_of(name: str, graphs: Sequence[CompiledGraph | AbsentGraph]) -> Mapping[str, int] | None:
     """The sizes of an earlier call of a nested plan."""
     executors = [graph.opened.executor for graph in graphs]
     found = (e.sizes_of(name) for e in executors if isinstance(e, ComposedExecutor))

@@ -49,7 +49,7 @@ class GraphCode(OutputCode):
         self._run = run
         self._boxed_call = True
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Any) -> Sequence[Any]:
         return self._run(inputs)
 
     def prepare_for_serialization(self) -> None:
@@ -100,7 +100,7 @@ class SavedFunction(SerializableCallable):
         surroundings, entry = pickle.loads(data)
         if entry is None:
             return SavedFunction(surroundings.around(None), surroundings, None)
-        traced = BundledAOTAutogradCacheArtifact("", entry).after_deserialization()
+        traced: Any = BundledAOTAutogradCacheArtifact("", entry).after_deserialization()
         return SavedFunction(surroundings.around(traced), surroundings, traced.serialize)
 
 
@@ -135,14 +135,16 @@ class Storing:
     ) -> Callable[[GraphModule, Sequence[Any]], BoxedFunction]:
         """``compile`` with functions of which AOTAutograd can make an entry to store."""
 
-        def code(graph: GraphModule, inputs: Sequence[Any]) -> BoxedFunction:
+        def code(graph: GraphModule, inputs: Sequence[Any]) -> GraphCode:
             return GraphCode(compile(graph, inputs))
 
         return SerializableAOTDispatchCompiler(GraphCode, code)
 
     def capturing(self) -> AbstractContextManager[object]:
         """Has AOTAutograd find nothing in its cache, which knows nothing of this package."""
-        return torch.compiler.config.patch(cache_key_tag=f"webgpu {uuid4().hex}")
+        config: Any = torch.compiler.config
+        found: AbstractContextManager[object] = config.patch(cache_key_tag=f"webgpu {uuid4().hex}")
+        return found
 
     def whole(self, traced: Callable[..., Any], surroundings: Surroundings) -> Callable[..., Any]:
         """The function of the arguments of Dynamo's graph."""

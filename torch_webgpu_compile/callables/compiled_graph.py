@@ -15,7 +15,6 @@ from ..runtime.buffers import GpuBuffer
 from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device
 from ..runtime.executor import Executor
-from .stored import Origin, StoredGraph
 from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
@@ -35,7 +34,7 @@ class CompiledGraph(ABC):
     A plan with symbols does not run at all sizes (see `plan.demands`). Where it does not, a plan
     without symbols is made of the same graph, and is kept for the sizes that were used last.
 
-    It is pickled as a `StoredGraph`, if it has an ``origin``, and unpickled on the GPU that is there.
+    It is pickled by ``reduced``, which who compiled it sets, as a `StoredGraph`.
 
     Args:
         signature: the plan, and what its inputs and outputs are to PyTorch.
@@ -49,7 +48,7 @@ class CompiledGraph(ABC):
 
     _boxed_call = True
     device: Device
-    origin: Origin | StoredGraph | None = None
+    reduced: Callable[[CompiledGraph], tuple[Any, ...]] | None = None
 
     def __init__(
         self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
@@ -80,13 +79,9 @@ class CompiledGraph(ABC):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        origin = self.origin
-        if isinstance(origin, Origin):
-            plan_at = self.plan_at if self.plan.plans is None else self.plans_at
-            origin = StoredGraph.of(self.signature, plan_at, origin)
-        if origin is None:
+        if self.reduced is None:
             raise TypeError(f"the plan {self.plan.name} is stored with the graph that it is of")
-        return StoredGraph.open, (origin,)
+        return self.reduced(self)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]

@@ -52,6 +52,11 @@ class Origin:
     index: int | None
     is_exact: bool = False
 
+    def reduced(self, graph: CompiledGraph) -> tuple[Any, ...]:
+        """What `CompiledGraph` is pickled as."""
+        plan_at = graph.plan_at if graph.plan.plans is None else graph.plans_at
+        return StoredGraph.of(graph.signature, plan_at, self).reduced()
+
 
 @dataclass(frozen=True)
 class StoredGraph:
@@ -101,6 +106,10 @@ class StoredGraph:
             digest_of([content]),
         )
 
+    def reduced(self, _: object = None) -> tuple[Any, ...]:
+        """What the graph is pickled as: unpickled, it is ready on the GPU that is there."""
+        return StoredGraph.open, (self,)
+
     def open(self) -> CompiledGraph:
         """Makes the graph ready on the GPU that is here.
 
@@ -130,7 +139,7 @@ class StoredGraph:
             from .device_graph import DeviceGraph
 
             made = DeviceGraph(signature, device, self.index, plan_at)
-        made.origin = self
+        made.reduced = self.reduced
         return made
 
     def _checked(self) -> tuple[Signature, dict[str, bytes]]:
@@ -200,4 +209,4 @@ class AbsentGraph:
         return self._stored.open()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StoredGraph.open, (self._stored,)
+        return self._stored.reduced()

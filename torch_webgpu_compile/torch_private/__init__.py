@@ -89,9 +89,14 @@ if TYPE_CHECKING:
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
     from torch._dynamo.source import ConstantSource, RandomValueSource
     from torch._dynamo.utils import counters as dynamo_counters
-    from torch._functorch._aot_autograd.autograd_cache import BundledAOTAutogradCacheArtifact
-    from torch._functorch._aot_autograd.schemas import MutationType, OutputType
-    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+    from torch._functorch._aot_autograd.autograd_cache import (  # type: ignore[attr-defined]
+        BundledAOTAutogradCacheArtifact,
+    )
+    from torch._functorch._aot_autograd.schemas import (
+        MutationType,
+        OutputType,
+        SerializableAOTDispatchCompiler,
+    )
     from torch._functorch.partitioners import _size_of
     from torch._guards import TracingContext, detect_fake_mode
     from torch._higher_order_ops.auto_functionalize import (

@@ -221,7 +221,11 @@ _USE = (
         "BundledAOTAutogradCacheArtifact",
         "`aot_compile`",
     ),
-    ("torch._functorch.aot_autograd", "SerializableAOTDispatchCompiler", "`aot_compile`"),
+    (
+        "torch._functorch._aot_autograd.schemas",
+        "SerializableAOTDispatchCompiler",
+        "`aot_compile`",
+    ),
     ("torch._inductor.output_code", "OutputCode", "`aot_compile`"),
     ("torch._dynamo.aot_compile_types", "SerializableCallable", "`aot_compile`"),
 )

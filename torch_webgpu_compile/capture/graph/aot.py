@@ -79,9 +79,7 @@ class Storing(Protocol):
         """Entered around AOTAutograd."""
         ...
 
-    def whole(
-        self, traced: Callable[..., Any], surroundings: Surroundings
-    ) -> Callable[..., Any]:
+    def whole(self, traced: Callable[..., Any], surroundings: Surroundings) -> Callable[..., Any]:
         """The function of the arguments of Dynamo's graph: what AOTAutograd made, surrounded."""
         ...
 
@@ -179,12 +177,11 @@ class GraphCapture:
         written = copy_of(module) if torch.is_grad_enabled() else None
         self._rewrite(module, passes.DYNAMO)
         storing = self._hooks.storing
-        compilers = (self.compile_forward, self.compile_backward, self.compile_inference)
-        forward, backward, inference = compilers if storing is None else map(storing.compiler, compilers)
+        made = storing.compiler if storing is not None else lambda compile: compile
         trace = aot_autograd(
-            fw_compiler=forward,
-            bw_compiler=backward,
-            inference_compiler=inference,
+            fw_compiler=made(self.compile_forward),
+            bw_compiler=made(self.compile_backward),
+            inference_compiler=made(self.compile_inference),
             decompositions=self._state.rules.decompositions,
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
@@ -193,9 +190,7 @@ class GraphCapture:
         with dynamo.compiling(), region_schemas.install(), own_rules.install(), context:
             traced: Callable[..., Any] = trace(module, self.inputs)
         is_repeatable = self.direct is None and self.may_run_again and not self.is_random
-        around = Surroundings(
-            self.direct, self.parts, written if is_repeatable else None, dtypes
-        )
+        around = Surroundings(self.direct, self.parts, written if is_repeatable else None, dtypes)
         if storing is not None:
             return storing.whole(traced, around)
         return around.around(traced)

@@ -216,9 +216,7 @@ def _expression(value: Any) -> sympy.Expr:
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
-def _layout(
-    value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, Read]
-) -> Layout:
+def _layout(value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, Read]) -> Layout:
     """The layout as a function of the arguments; see `ArgumentView`."""
     expressions = [_expression(number) for number in _numbers(value)]
     scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from threading import Event, Thread
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
