@@ -467,13 +467,13 @@ def loops_of(state: Compilation) -> Loops | None:
 def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
     """The key of a graph's plan in the cache: a digest of all that the plan follows from.
 
-    That is the graph with its constants, the GPU, the options that change code, and the version of
-    this package's sources.
+    That is the graph with its constants, the GPU, and the options that change code; the folder's
+    entries also know the package's sources.
     """
     tilings = sorted(tilings_for(target, options).items())
     text = format_graph(replace(graph, name="graph"))
     settings = f"{options.fusion} {options.in_place}"
-    parts = [plan_cache.installation_digest(), target.text, settings, repr(tilings), text]
+    parts = [target.text, settings, repr(tilings), text]
     constants = (
         part
         for name, data in sorted(graph.constants.items())

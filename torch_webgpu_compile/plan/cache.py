@@ -35,6 +35,7 @@ _MAX_NBYTES = 256 << 20  # of their constants
 _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to write them
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
+_used: dict[str, str] = {}  # folders by the keys of entries
 
 
 @cache
@@ -93,7 +94,7 @@ def load(key: str, folder: str | None, verify: Verify) -> Plan | None:
 
 
 def _read(key: str, folder: str, verify: Verify) -> Plan | None:
-    text = CacheFolder(folder).read(file_name(key), key)
+    text = _read_entry(key, folder)
     if text is None:
         return None
     try:
@@ -116,8 +117,47 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
     except ValueError as error:
         _log.info("plan %s stays in memory: %s", plan.name, error)
     else:
-        if CacheFolder(folder).write(file_name(key), key, text):
-            prune_at_times(folder, len(text))
+        _write_entry(key, folder, text)
+
+
+# ---- entries, which this installation of the package finds
+
+
+def _read_entry(key: str, folder: str) -> bytes | None:
+    stored = _stored_key(key)
+    content = CacheFolder(folder).read(file_name(stored), stored)
+    if content is not None:
+        _used[key] = folder
+    return content
+
+
+def _write_entry(key: str, folder: str, content: bytes) -> None:
+    stored = _stored_key(key)
+    if CacheFolder(folder).write(file_name(stored), stored, content):
+        _used[key] = folder
+        prune_at_times(folder, len(content))
+
+
+def _stored_key(key: str) -> str:
+    """The key of the entry: an edit or an upgrade of the package makes others."""
+    return digest_of((installation_digest().encode(), key.encode()))
+
+
+def used_entries() -> Iterator[tuple[str, bytes]]:
+    """The entries that this process wrote or read, for `take_entry`: a key and bytes."""
+    for key, folder in list(_used.items()):
+        content = _read_entry(key, folder)
+        if content is not None:  # else it was removed
+            yield key, sources_digest().encode() + b"\n" + content
+
+
+def take_entry(key: str, data: bytes, folder: str) -> None:
+    """Keeps an entry of `used_entries` of another process, or machine, with the same sources."""
+    sources, _, content = data.partition(b"\n")
+    if sources.decode(errors="replace") == sources_digest():
+        _write_entry(key, folder, content)
+    else:
+        _log.info("the plan %s is of another version of torch-webgpu-compile", key)
 
 
 def _remember(key: str, plan: Plan) -> None:
