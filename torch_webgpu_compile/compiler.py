@@ -467,8 +467,8 @@ def loops_of(state: Compilation) -> Loops | None:
 def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
     """The key of a graph's plan in the cache: a digest of all that the plan follows from.
 
-    That is the graph with its constants, the GPU, and the options that change code; the folder's
-    entries also know the package's sources.
+    That is the graph with its constants, the GPU, the options that change code, and the version of
+    this package's sources.
     """
     tilings = sorted(tilings_for(target, options).items())
     text = format_graph(replace(graph, name="graph"))
@@ -479,7 +479,7 @@ def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
         for name, data in sorted(graph.constants.items())
         for part in (name.encode(), memoryview(data).tobytes())
     )
-    return digest_of(chain((part.encode() for part in parts), constants))
+    return plan_cache.installed(digest_of(chain((part.encode() for part in parts), constants)))
 
 
 def _take_cached(state: Compilation, key: str) -> bool:

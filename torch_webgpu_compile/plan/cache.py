@@ -36,6 +36,7 @@ _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to 
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
 _used: dict[str, str] = {}  # folders by the keys of entries
+_portable: dict[str, str] = {}  # see `installed`
 
 
 @cache
@@ -94,9 +95,10 @@ def load(key: str, folder: str | None, verify: Verify) -> Plan | None:
 
 
 def _read(key: str, folder: str, verify: Verify) -> Plan | None:
-    text = _read_entry(key, folder)
+    text = CacheFolder(folder).read(file_name(key), key)
     if text is None:
         return None
+    _used[key] = folder
     try:
         plan = serialize.loads(text)
         verify_plan(plan)
@@ -117,47 +119,43 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
     except ValueError as error:
         _log.info("plan %s stays in memory: %s", plan.name, error)
     else:
-        _write_entry(key, folder, text)
+        _write_entry(key, text, folder)
 
 
-# ---- entries, which this installation of the package finds
+# ---- entries from here to there
 
 
-def _read_entry(key: str, folder: str) -> bytes | None:
-    stored = _stored_key(key)
-    content = CacheFolder(folder).read(file_name(stored), stored)
-    if content is not None:
-        _used[key] = folder
-    return content
+def installed(key: str) -> str:
+    """The key of this installation's entry for ``key``, which is the same on every machine.
 
-
-def _write_entry(key: str, folder: str, content: bytes) -> None:
-    stored = _stored_key(key)
-    if CacheFolder(folder).write(file_name(stored), stored, content):
-        _used[key] = folder
-        prune_at_times(folder, len(content))
-
-
-def _stored_key(key: str) -> str:
-    """The key of the entry: an edit or an upgrade of the package makes others."""
-    return digest_of((installation_digest().encode(), key.encode()))
+    So an edit or an upgrade of the package makes other entries.
+    """
+    found = digest_of((installation_digest().encode(), key.encode()))
+    _portable[found] = key
+    return found
 
 
 def used_entries() -> Iterator[tuple[str, bytes]]:
-    """The entries that this process wrote or read, for `take_entry`: a key and bytes."""
+    """The entries that this process wrote or read, for `take_entry`: portable keys, and bytes."""
     for key, folder in list(_used.items()):
-        content = _read_entry(key, folder)
+        content = CacheFolder(folder).read(file_name(key), key) if key in _portable else None
         if content is not None:  # else it was removed
-            yield key, sources_digest().encode() + b"\n" + content
+            yield _portable[key], sources_digest().encode() + b"\n" + content
 
 
-def take_entry(key: str, data: bytes, folder: str) -> None:
+def take_entry(portable: str, data: bytes, folder: str) -> None:
     """Keeps an entry of `used_entries` of another process, or machine, with the same sources."""
     sources, _, content = data.partition(b"\n")
     if sources.decode(errors="replace") == sources_digest():
-        _write_entry(key, folder, content)
+        _write_entry(installed(portable), content, folder)
     else:
-        _log.info("the plan %s is of another version of torch-webgpu-compile", key)
+        _log.info("the plan %s is of another version of torch-webgpu-compile", portable)
+
+
+def _write_entry(key: str, content: bytes, folder: str) -> None:
+    if CacheFolder(folder).write(file_name(key), key, content):
+        _used[key] = folder
+        prune_at_times(folder, len(content))
 
 
 def _remember(key: str, plan: Plan) -> None:
