@@ -74,5 +74,5 @@ def test_for_another_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     more = replace(more, subgroup_sizes=(48, 48))
     function = saved(model, x, file, options={"target": more})
     for call in (lambda: function(model, x), lambda: loaded(file)):
-        with pytest.raises(AdapterError, match="a larger GPU and needs .*subgroups of 48"):
+        with pytest.raises(AdapterError, match=r"a larger GPU and needs .*subgroups of 48"):
             call()

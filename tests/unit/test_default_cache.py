@@ -211,3 +211,17 @@ def test_plans_with_large_constants_stay_in_memory(folder):
     plan_cache.store(key_of(0), large, str(folder))
     assert not folder.exists()
     assert plan_cache.load(key_of(0), str(folder), lambda _: None) is large
+
+
+def test_entries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was used is found by another installation with the same sources, and by no other."""
+    here, there = str(tmp_path / "here"), str(tmp_path / "there")
+    plan_cache.store(plan_cache.installed("graph"), plan(), here)
+    entries = {key: data for key, data in plan_cache.used_entries() if key == "graph"}
+    plan_cache.clear()
+    monkeypatch.setattr(plan_cache, "installation_digest", lambda: "another folder")
+    key = plan_cache.installed("graph")
+    plan_cache.take_entry("graph", b"other sources\n" + entries["graph"], there)
+    assert plan_cache.load(key, there, lambda _: None) is None
+    plan_cache.take_entry("graph", entries["graph"], there)
+    assert plan_cache.load(key, there, lambda _: None) == plan()
