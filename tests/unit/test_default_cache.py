@@ -215,8 +215,8 @@ def test_plans_with_large_constants_stay_in_memory(folder):
 
 def test_entries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was used is found by another installation with the same sources, and by no other."""
-    here, there = str(tmp_path / "here"), str(tmp_path / "there")
-    plan_cache.store(plan_cache.installed("graph"), plan(), here)
+    here, there, made = str(tmp_path / "here"), str(tmp_path / "there"), plan()
+    plan_cache.store(plan_cache.installed("graph"), made, here)
     entries = {key: data for key, data in plan_cache.used_entries() if key == "graph"}
     plan_cache.clear()
     monkeypatch.setattr(plan_cache, "installation_digest", lambda: "another folder")
@@ -224,4 +224,4 @@ def test_entries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     plan_cache.take_entry("graph", b"other sources\n" + entries["graph"], there)
     assert plan_cache.load(key, there, lambda _: None) is None
     plan_cache.take_entry("graph", entries["graph"], there)
-    assert plan_cache.load(key, there, lambda _: None) == plan()
+    assert plan_cache.load(key, there, lambda _: None) == made
