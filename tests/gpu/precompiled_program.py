@@ -7,6 +7,7 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import nn
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.callables import stored
 from torch_webgpu_compile.device import autoload
-from torch_webgpu_compile.target import Target
 
 
 class Model(nn.Module):
@@ -71,7 +71,7 @@ def main() -> None:
     if "other-version" in sys.argv:
         stored.sources_digest = lambda: "another"
     if "other-gpu" in sys.argv:
-        Target.text = property(lambda target: "another")
+        stored.measured_target = lambda target, options: replace(target, name="another")
     autoload.register()
     torch._dynamo.config.capture_scalar_outputs = True
     torch.manual_seed(0)
