@@ -17,6 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="measure how fast the GPU is; kernels are chosen by it where there is a cache folder",
     )
+    command.add_argument(
+        "--save-target",
+        metavar="FILE",
+        help="describe the GPU in a file, with which other machines compile for it",
+    )
     command = commands.add_parser("cache", help="show what is in the folder of compiled plans")
     command.add_argument("--clear", action="store_true", help="remove the compiled plans")
     found = parser.parse_args(arguments)
@@ -26,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return cache(clear=found.clear)
     from .inspection.doctor import doctor
 
-    return doctor(measure=found.measure)
+    return doctor(measure=found.measure, save_target=found.save_target)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,16 @@ import torch
 from torch import is_tensor
 
 from . import debug, fallbacks, patches, progress
-from .callables import artifact, saved_on_gpu
+from .bundle.targets import target_of
+from .callables import saved_on_gpu
+from .callables.artifact import Storing, is_kept
 from .callables.compiled_graph import CompiledGraph, PlanAt, PlansAt
 from .callables.device_graph import DeviceGraph
 from .callables.host_graph import HostGraph
 from .callables.signature import Signature
+from .callables.stored import AbsentGraph, Origin, StoredGraph
 from .capture.graph import aot, dynamo
+from .capture.graph.wrappers import BoxedFunction
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,
@@ -36,6 +40,7 @@ from .tensors import devices
 from .tensors.determinism import switched
 from .torch_private import tree_leaves, versions
 from .tuning.autotune import tuner
+from .tuning.machines import measured_target
 
 
 def device_index(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> int | None:
@@ -70,6 +75,12 @@ Observer = Callable[[Compilation, Device, Callable[[], Mapping[str, int] | None]
 """Told of a graph that was compiled, for which device, and where to find the sizes of a call."""
 
 
+@contextmanager
+def _no_pipelines() -> Iterator[Callable[[Kernel], None]]:
+    """`PipelineCache.ahead` for a GPU that is not here."""
+    yield lambda kernel: None
+
+
 def compile_module(
     module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -79,38 +90,46 @@ def compile_module(
     """Compiles a Dynamo graph; ``observer`` is told of every graph that comes of it."""
     index = device_index(module, example_inputs)
     options = switched(options)  # Dynamo's guards keep it so, and AOTAutograd until the backward
-    with Stage("device"):
-        device = device_for(options) if index is None else devices.get_device(index)
-
-    tune = tuner(device, options.cache) if options.autotune else None
+    if options.target is None:
+        with Stage("device"):
+            device = _device_at(index, options)
+        target, counts = device.target, lambda: device.pipelines.progress
+        tune = tuner(device, options.cache) if options.autotune else None
+        ahead = device.pipelines.ahead
+    else:
+        target, counts, tune = target_of(options.target), lambda: (0, 0), None
+        ahead = _no_pipelines
+    origin = Origin(measured_target(target, options), options, index, is_kept())
 
     def showing(what: str) -> AbstractContextManager[None]:
-        return progress.shown(what, lambda: device.pipelines.progress, options.progress)
+        return progress.shown(what, counts, options.progress)
 
     nested: dict[str, PlanAt] = {}  # of graphs that are divided, by the names of their parts
-    around: list[CompiledGraph] = []  # these graphs
+    around: list[CompiledGraph | AbsentGraph] = []  # these graphs
 
-    def compile_captured(captured: CapturedGraph, phase: Phase) -> aot.BoxedFunction:
+    def compile_captured(captured: CapturedGraph, phase: Phase) -> BoxedFunction:
         # A backward graph may be compiled long after the others.
-        with showing(captured.name), device.pipelines.ahead() as start:
+        with showing(captured.name), ahead() as start:
             state = compilation(captured, phase, start)
             static = frozenset() if index is not None else captured.static_inputs
             compiled = callable_of(Signature(state.plan, state.phase, static), loops_of(state))
         if observer is not None:
-            observer(state, compiled.device, compiled.signature.some_sizes)
+            opened = compiled.opened
+            observer(state, opened.device, opened.signature.some_sizes)
         return compiled
 
     def plan(captured: CapturedGraph, phase: Phase) -> Plan:
-        with showing(captured.name), device.pipelines.ahead() as start:
+        with showing(captured.name), ahead() as start:
             state = compilation(captured, phase, start)
         loops = loops_of(state)
         if loops is not None:
             nested[state.plan.name] = loops
         if observer is not None:
-            observer(state, device, lambda: _sizes_of(state.plan.name, around))
+            here = _device_at(index, options)
+            observer(state, here, lambda: _sizes_of(state.plan.name, around))
         return state.plan
 
-    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> aot.BoxedFunction:
+    def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> BoxedFunction:
         verify_plan(plan)
         show = debug.Shower(plan.name, options)
         show("plan", partial(debug.plan_text, plan))
@@ -124,26 +143,30 @@ def compile_module(
     def compilation(
         captured: CapturedGraph, phase: Phase, start: Callable[[Kernel], None]
     ) -> Compilation:
-        given = captured, phase, device.target, options
+        given = captured, phase, target, options
         return compile_graph(*given, observer is None, tune, on_kernel=start)
 
-    def callable_of(signature: Signature, plan_at: PlanAt | PlansAt | None) -> CompiledGraph:
+    def callable_of(
+        signature: Signature, plan_at: PlanAt | PlansAt | None
+    ) -> CompiledGraph | AbsentGraph:
+        if options.target is not None:
+            return AbsentGraph(StoredGraph.of(signature, plan_at, origin))
+        compiled: CompiledGraph
         with Stage("executor"):
             if index is None:
-                return _host_graph(signature, device, plan_at)
-            return DeviceGraph(signature, device, index, plan_at)
+                compiled = _host_graph(signature, device, plan_at)
+            else:
+                compiled = DeviceGraph(signature, device, index, plan_at)
+        compiled.reduced = origin.reduced
+        return compiled
 
-    def keep(compiled: aot.BoxedFunction) -> None:
-        name = getattr(module, "_backend_id", None)  # there if PyTorch wants it kept
-        if name is not None:
-            artifact.keep(name, compiled, options)
-
+    name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
     with showing("a graph"):
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
-                on_whole=keep,
+                storing=None if name is None else Storing(name),
                 plan=plan,
                 composed=composed,
                 host_numbers=host_numbers,
@@ -153,9 +176,13 @@ def compile_module(
         )
 
 
-def _sizes_of(name: str, graphs: Sequence[CompiledGraph]) -> Mapping[str, int] | None:
+def _device_at(index: int | None, options: CompileOptions) -> Device:
+    return device_for(options) if index is None else devices.get_device(index)
+
+
+def _sizes_of(name: str, graphs: Sequence[CompiledGraph | AbsentGraph]) -> Mapping[str, int] | None:
     """The sizes of an earlier call of a nested plan."""
-    executors = [graph.executor for graph in graphs]
+    executors = [graph.opened.executor for graph in graphs]
     found = (e.sizes_of(name) for e in executors if isinstance(e, ComposedExecutor))
     return next((sizes for sizes in found if sizes is not None), None)
 

@@ -514,7 +514,7 @@ def _of_every_graph(target: Target, options: CompileOptions) -> Iterator[bytes]:
     """What plans follow from beside their graphs."""
     tilings = sorted(tilings_for(target, options).items())
     settings = f"{options.fusion} {options.in_place}"
-    for part in (plan_cache.installation_digest(), target.text, settings, repr(tilings)):
+    for part in (target.text, settings, repr(tilings)):
         yield part.encode()
 
 

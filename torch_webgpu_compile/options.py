@@ -27,6 +27,8 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_HOLD_CLOCK``      –                     1: an NVIDIA GPU keeps its clock up between
                                                        calls; see `runtime.nvidia_clock`
 –                                ``"fusion"``          False: one kernel per node (debugging)
+–                                ``"target"``          a GPU that need not be here: a `Target`, or a
+                                                       file of ``doctor --save-target``
 ===============================  ====================  ==========================================
 
 ``options`` override the environment. The adapter and the provider belong to the process, not to one
@@ -43,6 +45,7 @@ from functools import cache, partial
 from typing import Any
 
 from .errors import OptionError
+from .target import Target
 
 DEBUG_STAGES = (
     *("replace_attention", "replace_calls", "inline_operators", "keep_seeds"),
@@ -77,6 +80,7 @@ class CompileOptions:
         cache: folder of compiled plans and measurements, None for no cache on disk.
         progress: whether a long compilation says how far it is: ``auto``, ``1`` or ``0``.
         fusion: fuse nodes into common kernels.
+        target: what to compile for, as `bundle.targets.target_of` takes it; None for the GPU here.
         mode: ``torch.compile``'s mode, one of `MODES`.
         adapter: part of the wanted adapter's name or its index, "" for the best one; several, with
             commas, are those of ``webgpu:0``, ``webgpu:1`` and so on.
@@ -97,6 +101,7 @@ class CompileOptions:
     cache: str | None = None
     progress: str = "auto"
     fusion: bool = True
+    target: str | Target | None = None
     mode: str = "default"
     adapter: str = ""
     provider: str = AUTO
@@ -150,7 +155,11 @@ def _folder(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         path = "" if value is None else os.fspath(value)
         return path or None
-    raise OptionError(f"{name}={value!r} is not the path of a folder")
+    raise OptionError(f"{name}={value!r} is not a path")
+
+
+def _target(name: str, value: Any) -> str | Target | None:
+    return value if isinstance(value, Target) else _folder(name, value)
 
 
 def _cache(name: str, value: Any) -> str | None:
@@ -212,6 +221,7 @@ _NOT_OPTIONS = ("adapter", "provider")  # they belong to the process
 _OPTIONS: dict[str, Parser] = {
     **{field: parse for field, parse in _ENVIRONMENT.values() if field not in _NOT_OPTIONS},
     "fusion": _flag,
+    "target": _target,
 }
 
 # Flags of the process: `device.autoload`, `device.patches.accelerator` and `holds_clock` read them.

@@ -76,9 +76,9 @@ TABLE = (
         "safetensors accelerate transformers transformers_models generation torchao lightning "
         "random_states "
         # PyTorch
-        "generator_class precompiling device_mesh compiled_optimizers flex_attention grad_scaler "
-        "nested_attention associative_scan collect_env legacy_profiler inductor lstm_cells dlpack "
-        "backward_thread"
+        "generator_class precompiling cache_artifacts device_mesh compiled_optimizers "
+        "flex_attention grad_scaler nested_attention associative_scan collect_env legacy_profiler "
+        "inductor lstm_cells dlpack backward_thread"
     ),
     *_of_device("printing distributed", When.KERNELS),
     *_of_device("autocast_cache", When.AUTOCAST),

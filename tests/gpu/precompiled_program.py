@@ -7,15 +7,15 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from torch_webgpu_compile import counters
-from torch_webgpu_compile.callables import artifact
+from torch_webgpu_compile.callables import stored
 from torch_webgpu_compile.device import autoload
-from torch_webgpu_compile.target import Target
 
 
 class Model(nn.Module):
@@ -38,6 +38,11 @@ def on_host(x: torch.Tensor) -> torch.Tensor:
 def scaled(x: torch.Tensor) -> torch.Tensor:
     """Reads a number: a plan of two others."""
     return (x * 2) / x.max().item()
+
+
+def trained(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """Has a forward and a backward graph."""
+    return torch.tanh(model.linear(x)).square()
 
 
 def on_device(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -64,14 +69,14 @@ def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     if "other-version" in sys.argv:
-        artifact.sources_digest = lambda: "another"
+        stored.sources_digest = lambda: "another"
     if "other-gpu" in sys.argv:
-        Target.text = property(lambda target: "another")
+        stored.measured_target = lambda target, options: replace(target, name="another")
     autoload.register()
     torch._dynamo.config.capture_scalar_outputs = True
     torch.manual_seed(0)
     model, x = Model().eval(), torch.randn(5, 6)
-    named_ones = model, on_host, scaled, on_device, step
+    named_ones = model, on_host, scaled, on_device, step, trained
     functions = {f: torch.compile(f, backend="webgpu") for f in named_ones}
     report = []
 
@@ -96,6 +101,12 @@ def main() -> None:
             report.append(counters.plans_compiled - before)
             assert cache._version == version + 1
             assert torch.equal(cache.cpu()[2:4], x[:2])
+    before = counters.plans_compiled
+    functions[trained](model, x).sum().backward()
+    report.append(min(1, counters.plans_compiled - before))
+    got = [parameter.grad for parameter in model.parameters()]
+    wanted = torch.autograd.grad(trained(model, x).sum(), list(model.parameters()))
+    torch.testing.assert_close(got, list(wanted), atol=1e-4, rtol=1e-4)
     if "save" in sys.argv:
         torch.compiler.save_cache_artifacts()
     print(json.dumps(report))

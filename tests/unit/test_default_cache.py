@@ -218,3 +218,16 @@ def test_plans_with_large_constants_stay_in_memory(folder):
     plan_cache.store(key_of(0), large, str(folder))
     assert not folder.exists()
     assert plan_cache.load(key_of(0), str(folder), lambda _: None) is large
+
+
+def test_entries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was used is found by another installation with the same sources, and by no other."""
+    here, there, made = str(tmp_path / "here"), str(tmp_path / "there"), plan()
+    plan_cache.store("graph", made, here)
+    entries = {key: data for key, data in plan_cache.used_entries() if key == "graph.plan"}
+    plan_cache.clear()
+    monkeypatch.setattr(plan_cache, "installation_digest", lambda: "another folder")
+    plan_cache.take_entry("graph.plan", b"other sources\n" + entries["graph.plan"], there)
+    assert plan_cache.load("graph", there, lambda _: None) is None
+    plan_cache.take_entry("graph.plan", entries["graph.plan"], there)
+    assert plan_cache.load("graph", there, lambda _: None) == made

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import OptionError
 from ..plan.model import Dispatch, Plan, bound_nbytes
 from ..symbolic.sizes import ZERO, Expr, symbols_of
 from ..target import Machine, Target
+from .target_file import load_target
 
 BROWSER = Target(
     name="browser",
@@ -65,13 +68,20 @@ LIMITS: Mapping[str, int] = {name: getattr(BROWSER, field) for name, field in _F
 """The same limits with what every device has."""
 
 
-def target_of(target: str | Target) -> Target:
-    """A target by name, or itself. Raises OptionError for another name."""
+def target_of(target: str | os.PathLike[str] | Target) -> Target:
+    """A target by name or by the path of its file, or itself. Raises OptionError as `load_target`.
+
+    A name without a dot or a slash is no path.
+    """
     if isinstance(target, Target):
         return target
-    if target not in TARGETS:
-        raise OptionError(f"target={target!r} is not valid; use one of: {', '.join(TARGETS)}")
-    return TARGETS[target]
+    name = os.fspath(target)
+    if name in TARGETS:
+        return TARGETS[name]
+    if not re.search(r"[./\\]", name):
+        known = ", ".join(TARGETS)
+        raise OptionError(f"target={name!r} is not valid; use one of {known}, or a file's path")
+    return load_target(name)
 
 
 def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) -> list[str]:
@@ -81,6 +91,32 @@ def lacking(features: Iterable[str], limits: Mapping[str, int], target: Target) 
         has = getattr(target, _FIELDS[name])
         if has < needed:
             found.append(f"{name} {needed} (it has {has})")
+    return found
+
+
+_IN_CODE = frozenset({"shader-f16", "shader-int64", "shader-f64", "shader-float32-atomic"})
+_OF_SUBGROUPS = frozenset(
+    {"subgroup", "subgroups", "cooperative-matrix", "chromium-experimental-subgroup-matrix"}
+)
+_RELIED_ON = ("exp_keeps_nan", "keeps_subnormal_halves")
+
+
+def lacks_for(plan: Plan, made_for: Target, target: Target) -> list[str]:
+    """What a GPU lacks to run a plan that was made for another one, for a person.
+
+    Features that kernels can have count whether or not the plan's have them; limits as far as they
+    do not depend on sizes.
+    """
+    in_code = _IN_CODE | (_OF_SUBGROUPS if made_for.subgroup_size else frozenset())
+    found = lacking(sorted(made_for.features & in_code), needed_limits([(plan, {})]), target)
+    if made_for.subgroup_size not in (0, target.subgroup_size):
+        found.append(f"subgroups of {made_for.subgroup_size}")
+    if not set(made_for.subgroup_matrix_configs) <= set(target.subgroup_matrix_configs):
+        found.append("the same matrix units")
+    found += [name for name in _RELIED_ON if getattr(made_for, name) > getattr(target, name)]
+    most = target.max_loop_iterations
+    if most and not 0 < made_for.max_loop_iterations <= most:
+        found.append(f"loops of more than {most:,} iterations")
     return found
 
 

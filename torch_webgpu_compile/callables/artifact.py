@@ -1,147 +1,155 @@
-"""Compiled graphs in PyTorch's precompile cache (``TORCH_CACHING_PRECOMPILE=1``).
+"""What PyTorch stores of a compiled function: its protocols, for functions of this package.
 
-PyTorch keeps what Dynamo made of a function, code and guards, from one process to the next, and
-asks backends for what they made: `Artifact`. A process that finds both neither traces nor compiles.
-Only inference graphs that need nothing of AOTAutograd are kept; PyTorch compiles the others again.
+There are two ways to a process that neither traces nor compiles. ``aot_compile`` gives a function
+that is saved to a file, for ``torch.compiler.load_compiled_function``: `SavedFunction`. And with
+``TORCH_CACHING_PRECOMPILE=1`` PyTorch keeps what Dynamo made in its own cache folder: `Artifact`.
+
+Where a graph needs nothing of AOTAutograd, this package's graph alone is stored. Else AOTAutograd
+makes an entry as for its own cache, of forward and backward graphs that are `GraphCode`.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
-from ..capture.graph.aot import unwrapped
-from ..compiler import Loops
-from ..host_steps.host_calls import find_overload
-from ..ir.graph import LoopGraph
-from ..options import CompileOptions, resolve
-from ..plan import serialize
-from ..plan.cache import sources_digest
-from ..plan.cache_folder import digest_of
-from ..plan.model import HostStep
-from ..plan.verify import verify_plan
-from ..runtime.device import Device, device_for
-from ..target import Target
-from ..tensors import devices
-from ..torch_private import BackendCacheArtifact, PrecompileContext
-from ..tuning.machines import measured_target
-from .compiled_graph import CompiledGraph, PlanAt
-from .device_graph import DeviceGraph
-from .host_graph import HostGraph
-from .signature import Signature
+import torch
+from torch.fx import GraphModule
 
-_OPTIONS = ("fusion", "deterministic", "fill_empty")
-"""Of `CompileOptions`: what decides about code."""
+from ..capture.graph.wrappers import BoxedFunction, Surroundings
+from ..torch_private import (
+    BackendCacheArtifact,
+    BundledAOTAutogradCacheArtifact,
+    OutputCode,
+    PrecompileContext,
+    SerializableAOTDispatchCompiler,
+    SerializableCallable,
+    dynamo_config,
+)
+
+
+def is_kept() -> bool:
+    """Whether PyTorch keeps what is compiled, for programs that then compile what does not fit."""
+    return bool(dynamo_config.caching_precompile)
+
+
+class GraphCode(OutputCode):
+    """A compiled graph of AOTAutograd's, in the form in which AOTAutograd stores it.
+
+    Args:
+        run: the compiled graph. It is pickled, and made ready as it is unpickled.
+    """
+
+    def __init__(self, run: BoxedFunction) -> None:
+        super().__init__()
+        self._run = run
+        self._boxed_call = True
+
+    def __call__(self, inputs: Any) -> Sequence[Any]:
+        return self._run(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """There is nothing to prepare."""
+
+    def post_compile(self, *_: object) -> None:
+        """There is nothing to do before the first call."""
+
+    def __copy__(self) -> GraphCode:
+        return GraphCode(self._run)
+
+    def __deepcopy__(self, _: object) -> GraphCode:
+        return GraphCode(self._run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GraphCode, (self._run,)
+
+
+class SavedFunction(SerializableCallable):
+    """The function of the arguments of Dynamo's graph, which can be saved.
+
+    Args:
+        call: the function.
+        surroundings: what is this package's of it.
+        serialize: gives AOTAutograd's entry; None where the function needs none.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        surroundings: Surroundings,
+        serialize: Callable[[], Any] | None,
+    ) -> None:
+        self._call, self._surroundings, self._serialize = call, surroundings, serialize
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: SavedFunction) -> bytes:
+        """The function as bytes."""
+        entry = None if fn._serialize is None else fn._serialize()
+        return pickle.dumps((fn._surroundings, entry))
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> SavedFunction:
+        """The function, ready on the GPU that is here. Raises what `StoredGraph.open` does."""
+        surroundings, entry = pickle.loads(data)
+        if entry is None:
+            return SavedFunction(surroundings.around(None), surroundings, None)
+        traced: Any = BundledAOTAutogradCacheArtifact("", entry).after_deserialization()
+        return SavedFunction(surroundings.around(traced), surroundings, traced.serialize)
 
 
 @dataclass
 class Artifact(BackendCacheArtifact[Callable[..., Any]]):
-    """One compiled graph, as data. PyTorch stores it by pickling.
+    """A function that needs nothing of AOTAutograd, in PyTorch's precompile cache.
 
-    Unpickling can run anything, so a folder of such artifacts has to be as safe as the program.
-    What is checked here is what can happen by accident: the plan has a checksum, and it and its
-    signature are verified as plans from a cache folder are, as far as they can be without a graph.
-
-    Raises (when unpickled):
-        RuntimeError: it was made by another version of this package or for another GPU, or it is
-            damaged. PyTorch then says so and compiles the function; it could not if
-            `after_deserialization` failed.
+    PyTorch pickles it, and where unpickling raises, says so and compiles the function.
     """
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        try:
-            content = state["content"]
-            if content["package"] != sources_digest():
-                raise RuntimeError("it was compiled by another version of torch_webgpu_compile")
-            if content["target"] != _target(content, _device(content)).text:
-                raise RuntimeError("it was compiled for another GPU, or another driver version")
-            self._signature = _signature_of(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RuntimeError(f"it is damaged: {error!r}") from error
-        self.__dict__.update(state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_signature"}
+    def __deepcopy__(self, _: object) -> Artifact:
+        return self
 
     def after_deserialization(self) -> Callable[..., Any]:
         """The function that Dynamo's code calls."""
-        content, device = self.content, _device(self.content)
-        signature = self.__dict__.pop("_signature", None) or _signature_of(content)
-        index, plan_at = content["device"], _plan_at(content, device)
-        if index is None:
-            return unwrapped(HostGraph(signature, device, plan_at))
-        return unwrapped(DeviceGraph(signature, device, index, plan_at))
+        surroundings: Surroundings = self.content
+        return surroundings.around(None)
 
 
-def _plan_at(content: dict[str, Any], device: Device) -> PlanAt | None:
-    """Makes plans for other sizes; the graph that they are made of is read at the first."""
-
-    @cache
-    def loops() -> Loops:
-        graph: LoopGraph = pickle.loads(content["loops"])
-        return Loops(graph, _target(content, device), _options(content))
-
-    return (lambda sizes: loops()(sizes)) if content["loops"] else None
-
-
-def _signature_of(content: dict[str, Any]) -> Signature:
-    """The plan and its signature. Raises TypeError, ValueError or RuntimeError for others."""
-    text: str = content["plan"]
-    if content["digest"] != digest_of((text.encode(), content["loops"], content["signature"])):
-        raise ValueError("the plan or its signature has another checksum")
-    plan = serialize.loads(text)
-    verify_plan(plan)
-    for part in plan.all_plans:
-        for step in part.steps:
-            if isinstance(step, HostStep):
-                find_overload(step.target)
-    return Signature(plan, *pickle.loads(content["signature"]))
-
-
-def keep(name: str, compiled: Any, options: CompileOptions) -> None:
-    """Gives PyTorch a compiled graph, which is stored by ``torch.compiler.save_cache_artifacts``.
-
-    Does nothing with a function around one, or with a composed one that may need other plans.
+class Storing:
+    """Has PyTorch store what comes of one graph of Dynamo's: see `capture.graph.aot.Storing`.
 
     Args:
         name: PyTorch's name of the graph.
-        compiled: takes Dynamo's arguments and gives its results.
-        options: that it was compiled with.
     """
-    if not isinstance(compiled, CompiledGraph) or compiled.plans_at:
-        return
-    text = serialize.dumps(compiled.plan).decode()
-    signature = pickle.dumps((compiled.signature.phase, compiled.signature.static_inputs))
-    loops, graph = compiled.plan_at, b""
-    if isinstance(loops, Loops):
-        graph = pickle.dumps(loops.graph)
-    content = {
-        "package": sources_digest(),
-        "target": measured_target(compiled.device.target, options).text,
-        "device": compiled.index if isinstance(compiled, DeviceGraph) else None,
-        "checked": options.checked,
-        "plan": text,
-        "digest": digest_of((text.encode(), graph, signature)),
-        "loops": graph,
-        "options": {field: getattr(options, field) for field in _OPTIONS},
-        "signature": signature,
-    }
-    PrecompileContext.record_artifact(Artifact(name, content))
 
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-def _options(content: dict[str, Any]) -> CompileOptions:
-    return replace(resolve(None, None), **content["options"])
+    def compiler(
+        self, compile: Callable[[GraphModule, Sequence[Any]], BoxedFunction]
+    ) -> Callable[[GraphModule, Sequence[Any]], BoxedFunction]:
+        """``compile`` with functions of which AOTAutograd can make an entry to store."""
 
+        def code(graph: GraphModule, inputs: Sequence[Any]) -> GraphCode:
+            return GraphCode(compile(graph, inputs))
 
-def _target(content: dict[str, Any], device: Device) -> Target:
-    return measured_target(device.target, _options(content))
+        return SerializableAOTDispatchCompiler(GraphCode, code)
 
+    def capturing(self) -> AbstractContextManager[object]:
+        """Has AOTAutograd find nothing in its cache, which knows nothing of this package."""
+        config: Any = torch.compiler.config
+        found: AbstractContextManager[object] = config.patch(cache_key_tag=f"webgpu {uuid4().hex}")
+        return found
 
-def _device(content: dict[str, Any]) -> Device:
-    index = content["device"]
-    if index is not None:
-        return devices.get_device(index)
-    return device_for(replace(resolve(None, None), checked=content["checked"]))
+    def whole(self, traced: Callable[..., Any], surroundings: Surroundings) -> Callable[..., Any]:
+        """The function of the arguments of Dynamo's graph."""
+        is_direct = surroundings.direct is not None
+        if is_direct and is_kept():
+            PrecompileContext.record_artifact(Artifact(self._name, surroundings))
+        serialize = None if is_direct else getattr(traced, "serialize", None)
+        return SavedFunction(surroundings.around(traced), surroundings, serialize)

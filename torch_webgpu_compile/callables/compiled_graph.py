@@ -34,6 +34,8 @@ class CompiledGraph(ABC):
     A plan with symbols does not run at all sizes (see `plan.demands`). Where it does not, a plan
     without symbols is made of the same graph, and is kept for the sizes that were used last.
 
+    It is pickled by ``reduced``, which who compiled it sets, as a `StoredGraph`.
+
     Args:
         signature: the plan, and what its inputs and outputs are to PyTorch.
         device: where it runs.
@@ -46,6 +48,7 @@ class CompiledGraph(ABC):
 
     _boxed_call = True
     device: Device
+    reduced: Callable[[CompiledGraph], tuple[Any, ...]] | None = None
 
     def __init__(
         self, signature: Signature, device: Device, plan_at: PlanAt | PlansAt | None = None
@@ -69,6 +72,16 @@ class CompiledGraph(ABC):
         self._specialized.clear()
         self.device = device
         device.add_reclaimable(self)
+
+    @property
+    def opened(self) -> CompiledGraph:
+        """Itself: see `AbsentGraph`."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.reduced is None:
+            raise TypeError(f"the plan {self.plan.name} is stored with the graph that it is of")
+        return self.reduced(self)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         values = arguments[:]

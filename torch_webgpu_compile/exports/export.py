@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ..bundle.manifest import (
     Variant,
 )
 from ..bundle.manifest import Tensor as TensorSpec
+from ..bundle.target_file import package_version
 from ..bundle.targets import allocated, bound, knows, needed_limits, target_of
 from ..capture.control_flow.numbers import size_of
 from ..captured import CapturedGraph, Phase
@@ -71,7 +71,7 @@ def export(
     *arguments: Any,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    target: str | Target = "browser",
+    target: str | os.PathLike[str] | Target = "browser",
     precision: str | Sequence[str] = "float32",
     name: str = "",
     shard_nbytes: int = 64 << 20,
@@ -90,7 +90,8 @@ def export(
         function: what to export, or several by name; see `EntryPoint`, as which a tuple is taken.
         arguments: the example arguments, if there is one function, and the folder.
         kwargs, dynamic_shapes: see `EntryPoint`; of one function.
-        target: ``browser``: every device with WebGPU; ``desktop``: larger buffers; or a `Target`.
+        target: ``browser``: every device with WebGPU; ``desktop``: larger buffers; a `Target`,
+            or the path of a file that ``doctor --save-target`` wrote.
         precision: ``float32``; ``float16``: weights, and what autocast computes in it, are half
             precision, for devices with ``shader-f16``; or both, and the device decides.
         name: of the bundle; by default that of the folder.
@@ -179,7 +180,7 @@ class _Exporter:
                 compiled["float16"] = self._compiled("float16", changed)
             # Half precision is the better one where it runs.
             order = [each for each in ("float16", "float32") if each in precisions]
-            producer = f"torch_webgpu_compile {_version()}, torch {torch.__version__}"
+            producer = f"torch_webgpu_compile {package_version()}, torch {torch.__version__}"
             with BundleWriter(folder, self._shard_nbytes) as writer:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
                 writer.finish(Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants))
@@ -331,13 +332,6 @@ def _follows(size: Any, given: Collection[str]) -> bool:
     if not isinstance(size, torch.SymInt):
         return True
     return {str(symbol) for symbol in size.node.expr.free_symbols} <= set(given)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("torch-webgpu-compile")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _tensor_bytes(data: Tensor) -> TensorBytes:

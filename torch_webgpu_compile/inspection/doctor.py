@@ -41,11 +41,13 @@ No WebGPU adapter was found. What usually helps:
 Check with `vulkaninfo --summary` (apt-get install vulkan-tools)."""
 
 
-def doctor(measure: bool = False) -> int:
+def doctor(measure: bool = False, save_target: str | None = None) -> int:
     """Prints versions, adapters and a self-test; 0 if compiled models work, else 1.
 
-    ``measure``: also how fast the adapter in use is, which is stored in the cache folder, if there
-    is one, for every later process that has it (see `machines`).
+    Args:
+        measure: also how fast the adapter in use is, which is stored in the cache folder, if there
+            is one, for every later process that has it (see `machines`).
+        save_target: a file for the adapter in use, with what was measured (`save_target`).
     """
     _print_versions()
     try:
@@ -69,7 +71,8 @@ def doctor(measure: bool = False) -> int:
         for adapter in adapters:
             _print_adapter(adapter)
     _print_recommendation(found, used, asked)
-    return _self_test() or (_measure() if measure else 0)
+    failed = _self_test() or (_measure() if measure else 0)
+    return failed or (_save_target(save_target) if save_target else 0)
 
 
 def _print_adapter(adapter: AdapterInfo) -> None:
@@ -153,6 +156,23 @@ def _self_test() -> int:
         print(f"{type(error).__name__}: {error}")
         return 1
     print(f"passed on {device.info.name}")
+    return 0
+
+
+def _save_target(path: str) -> int:
+    """Writes the adapter in use to a file."""
+    from ..bundle.target_file import save_target
+    from ..runtime.device import device_for
+    from ..tuning import machines
+
+    options = from_environment()
+    target = machines.measured_target(device_for(options).target, options)
+    try:
+        save_target(target, path)
+    except OSError as error:
+        print(f"\n{target.name} was not saved: {path}: {error.strerror or error}")
+        return 1
+    print(f'\n{target.name} saved: compile for it elsewhere with options={{"target": {path!r}}}')
     return 0
 
 

@@ -35,6 +35,7 @@ _MAX_NBYTES = 256 << 20  # of their constants
 _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to write them
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
+_used: dict[tuple[str, str], str] = {}  # folders by keys and kinds of entries
 
 
 @cache
@@ -86,14 +87,14 @@ def load(key: str, folder: str | None, verify: Verify) -> Plan | None:
     with _lock:
         found = _memory.find(key)
     if found is None and folder is not None:
-        found = _read(key, folder, verify)
+        found = _read_plan(key, folder, verify)
         if found is not None:
             _remember(key, found)
     return found
 
 
-def _read(key: str, folder: str, verify: Verify) -> Plan | None:
-    text = CacheFolder(folder).read(file_name(key, "plan"), key)
+def _read_plan(key: str, folder: str, verify: Verify) -> Plan | None:
+    text = _read(key, "plan", folder)
     if text is None:
         return None
     try:
@@ -116,19 +117,62 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
     except ValueError as error:
         _log.info("plan %s stays in memory: %s", plan.name, error)
     else:
-        if CacheFolder(folder).write(file_name(key, "plan"), key, text):
-            prune_at_times(folder, len(text))
+        _write(key, "plan", text, folder)
 
 
 def load_graph(key: str, folder: str) -> str | None:
     """What `store_graph` was given for a captured graph with this key."""
-    found = CacheFolder(folder).read(file_name(key, "graph"), key)
+    found = _read(key, "graph", folder)
     return None if found is None else found.decode()
 
 
 def store_graph(key: str, text: str, folder: str) -> None:
     """Keeps the way from a captured graph to its plan."""
-    CacheFolder(folder).write(file_name(key, "graph"), key, text.encode())
+    _write(key, "graph", text.encode(), folder)
+
+
+def installed(key: str) -> str:
+    """The key of this installation's entry for ``key``, which is the same on every machine.
+
+    So an edit or an upgrade of the package makes other entries.
+    """
+    return digest_of((installation_digest().encode(), key.encode()))
+
+
+def _read(key: str, kind: str, folder: str) -> bytes | None:
+    own = installed(key)
+    content = CacheFolder(folder).read(file_name(own, kind), own)
+    if content is not None:
+        _used[key, kind] = folder
+    return content
+
+
+def _write(key: str, kind: str, content: bytes, folder: str) -> None:
+    own = installed(key)
+    if CacheFolder(folder).write(file_name(own, kind), own, content):
+        _used[key, kind] = folder
+        prune_at_times(folder, len(content))
+
+
+# ---- entries from here to there
+
+
+def used_entries() -> Iterator[tuple[str, bytes]]:
+    """The entries that this process wrote or read, for `take_entry`: names, and bytes."""
+    for (key, kind), folder in list(_used.items()):
+        content = _read(key, kind, folder)
+        if content is not None:  # else it was removed
+            yield file_name(key, kind), sources_digest().encode() + b"\n" + content
+
+
+def take_entry(name: str, data: bytes, folder: str) -> None:
+    """Keeps an entry of `used_entries` of another process, or machine, with the same sources."""
+    sources, _, content = data.partition(b"\n")
+    key, _, kind = name.partition(".")
+    if sources.decode(errors="replace") == sources_digest() and kind in ("plan", "graph"):
+        _write(key, kind, content, folder)
+    else:
+        _log.info("%s is of another version of torch-webgpu-compile", name)
 
 
 def _remember(key: str, plan: Plan) -> None:

@@ -84,11 +84,19 @@ if TYPE_CHECKING:
     from torch._decomp import core_aten_decompositions, decomposition_table
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo.aot_compile_types import SerializableCallable
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
     from torch._dynamo.source import ConstantSource, RandomValueSource
     from torch._dynamo.utils import counters as dynamo_counters
-    from torch._functorch._aot_autograd.schemas import MutationType, OutputType
+    from torch._functorch._aot_autograd.autograd_cache import (  # type: ignore[attr-defined]
+        BundledAOTAutogradCacheArtifact,
+    )
+    from torch._functorch._aot_autograd.schemas import (
+        MutationType,
+        OutputType,
+        SerializableAOTDispatchCompiler,
+    )
     from torch._functorch.partitioners import _size_of
     from torch._guards import TracingContext, detect_fake_mode
     from torch._higher_order_ops.auto_functionalize import (
@@ -102,6 +110,7 @@ if TYPE_CHECKING:
         sdpa_dense,
         sdpa_dense_backward,
     )
+    from torch._inductor.output_code import OutputCode
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
     from torch._prims import convert_element_type
     from torch._prims_common import suggest_memory_format

@@ -216,6 +216,18 @@ _USE = (
         "BackendCacheArtifact PrecompileContext",
         "PyTorch's precompile cache",
     ),
+    (
+        "torch._functorch._aot_autograd.autograd_cache",
+        "BundledAOTAutogradCacheArtifact",
+        "`aot_compile`",
+    ),
+    (
+        "torch._functorch._aot_autograd.schemas",
+        "SerializableAOTDispatchCompiler",
+        "`aot_compile`",
+    ),
+    ("torch._inductor.output_code", "OutputCode", "`aot_compile`"),
+    ("torch._dynamo.aot_compile_types", "SerializableCallable", "`aot_compile`"),
 )
 
 # Without one of these its user does something else: it is None.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -145,15 +146,30 @@ _SIZE_OPS: dict[str, Callable[..., Expr]] = {
 }
 
 
-def function_of(
-    expressions: Sequence[sympy.Expr],
-) -> tuple[tuple[str, ...], Callable[..., Sequence[Any]]]:
-    """The names of the symbols in expressions, and of their values the expressions' values."""
+class NumbersOf:
+    """The values of expressions, called with those of their symbols.
+
+    Attributes:
+        names: of the symbols, in the order of the arguments.
+    """
+
+    def __init__(self, names: Sequence[str], text: str) -> None:
+        self.names, self._text = tuple(names), text
+        code = f"lambda {', '.join(names)}: [{text}]"
+        self._compute: Callable[..., Sequence[Any]] = eval(code, {"math": math, "torch": torch})
+
+    def __call__(self, *values: Any) -> Sequence[Any]:
+        return self._compute(*values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NumbersOf, (self.names, self._text)
+
+
+def function_of(expressions: Sequence[sympy.Expr]) -> NumbersOf:
+    """The function that computes expressions."""
     names = sorted({str(symbol) for e in expressions for symbol in e.free_symbols})
     printer = PythonPrinter()
-    text = ", ".join(printer.doprint(expression) for expression in expressions)
-    compute = eval(f"lambda {', '.join(names)}: [{text}]", {"math": math, "torch": torch})
-    return tuple(names), compute
+    return NumbersOf(names, ", ".join(printer.doprint(expression) for expression in expressions))
 
 
 def expressions_in(value: Any) -> list[tuple[sympy.Expr, Any]]:
@@ -196,8 +212,25 @@ def _symbolic(symbol: sympy.Symbol, like: Any) -> Any:
     return env.create_symfloatnode(symbol, hint=None if value is None else float(value))
 
 
-Read = Callable[[Sequence[Any]], Any]
-"""Gives a number of a call's arguments."""
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Gives a number of a call's arguments: one of them itself, or a number of a tensor's."""
+
+    position: int
+    field: Literal["", "size", "stride", "offset"] = ""
+    dim: int = 0
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        value = arguments[self.position]
+        match self.field:
+            case "size":
+                return int(value.shape[self.dim])
+            case "stride":
+                return int(value.stride(self.dim))
+            case "offset":
+                return int(value.storage_offset())
+            case _:
+                return value
 
 
 def readers_of(placeholders: Sequence[Node]) -> dict[str, Read]:
@@ -212,21 +245,16 @@ def readers_of(placeholders: Sequence[Node]) -> dict[str, Read]:
     for position, node in enumerate(placeholders):
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
-            add(value, argument_at(position))
+            add(value, Read(position))
             continue
         tensors.append((position, value))
         for dim, size in enumerate(value.shape):
-            add(size, lambda a, p=position, d=dim: int(a[p].shape[d]))  # type: ignore[misc]
+            add(size, Read(position, "size", dim))
         for dim, stride in enumerate(value.stride()):
-            add(stride, lambda a, p=position, d=dim: int(a[p].stride(d)))  # type: ignore[misc]
+            add(stride, Read(position, "stride", dim))
     for position, value in tensors:  # last: see `expressions_in`
-        add(value.storage_offset(), lambda a, p=position: int(a[p].storage_offset()))  # type: ignore[misc]
+        add(value.storage_offset(), Read(position, "offset"))
     return found
-
-
-def argument_at(position: int) -> Read:
-    """Gives the argument at a position."""
-    return lambda arguments: arguments[position]
 
 
 BoxedFunction = Callable[[list[Any]], Sequence[Any]]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule, Node
@@ -37,7 +37,7 @@ from ..decompositions.table import decompositions
 from ..fx_graphs import copy_of
 from ..patches import fusible_operators, own_rules, region_schemas
 from ..tracing import Rules, is_random
-from . import double_backward, dynamo, passes
+from . import dynamo, passes
 from .argument_views import token_count, with_views
 from .composing import Composer, PlanMaker, with_calls
 from .passes import Draft, State, aot_metadata
@@ -49,15 +49,40 @@ from .unstorable import (
     reason_against,
     reason_of,
 )
-
-BoxedFunction = Callable[[list[Any]], Sequence[Any]]
+from .wrappers import (
+    BoxedFunction,
+    Parts,
+    Surroundings,
+    filling,
+    on_host,
+    parts_of,
+    raising,
+    taken_apart,
+)
 
 _numbers = itertools.count()
 
 _REFUSE = on_fallback("error")
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
+AOTCompiler = Callable[[GraphModule, Sequence[Any]], BoxedFunction]
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
+
+
+class Storing(Protocol):
+    """Has PyTorch store what comes of one graph of Dynamo's."""
+
+    def compiler(self, compile: AOTCompiler) -> AOTCompiler:
+        """``compile``, of whose functions AOTAutograd can make an entry to store."""
+        ...
+
+    def capturing(self) -> AbstractContextManager[object]:
+        """Entered around AOTAutograd."""
+        ...
+
+    def whole(self, traced: Callable[..., Any], surroundings: Surroundings) -> Callable[..., Any]:
+        """The function of the arguments of Dynamo's graph: what AOTAutograd made, surrounded."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +91,7 @@ class Hooks:
 
     Attributes:
         on_host: told why a graph is not compiled; raises where it has to be.
-        on_whole: told of a compiled graph that is all there is to Dynamo's graph.
+        storing: has what comes of Dynamo's graph stored; None: nobody wants that.
         plan: makes a plan of a part of a graph.
         composed: makes a function of a composed plan; without it PyTorch runs what needs one.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
@@ -76,7 +101,7 @@ class Hooks:
     """
 
     on_host: OnFallback = _REFUSE
-    on_whole: Callable[[BoxedFunction], None] = lambda compiled: None
+    storing: Storing | None = None
     plan: PlanMaker | None = None
     composed: Callable[[Plan, Phase, frozenset[int]], BoxedFunction] | None = None
     host_numbers: HostNumbers = lambda module: ()
@@ -145,36 +170,37 @@ class GraphCapture:
         self.is_random = self.may_run_again = False
         self.static: frozenset[int] = frozenset()
         self.direct: BoxedFunction | None = None
-        self.parts: _Parts | None = None
+        self.parts: Parts | None = None
 
     def run(self, module: GraphModule) -> Callable[..., Any]:
         """The compiled function of the arguments of Dynamo's graph."""
-        misdescribed = dynamo.misdescribed(module)
+        dtypes = dynamo.misdescribed(module)
         written = copy_of(module) if torch.is_grad_enabled() else None
         self._rewrite(module, passes.DYNAMO)
+        storing = self._hooks.storing
+        made = storing.compiler if storing is not None else lambda compile: compile
         trace = aot_autograd(
-            fw_compiler=self.compile_forward,
-            bw_compiler=self.compile_backward,
-            inference_compiler=self.compile_inference,
+            fw_compiler=made(self.compile_forward),
+            bw_compiler=made(self.compile_backward),
+            inference_compiler=made(self.compile_inference),
             decompositions=self._state.rules.decompositions,
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
         )
+        context = nullcontext() if storing is None else storing.capturing()
         with (
             Stage("autograd"),
             dynamo.compiling(),
             region_schemas.install(),
             own_rules.install(),
+            context,
         ):
             traced: Callable[..., Any] = trace(module, self.inputs)
-        direct, parts = self.direct, self.parts
-        if direct is not None:
-            if parts is None and not misdescribed and not isinstance(direct, WithNumbers):
-                self._hooks.on_whole(direct)
-            traced = unwrapped(direct, parts)
-        elif self.may_run_again and not self.is_random and written is not None:
-            traced = double_backward.differentiable_twice(traced, written)
-        return dynamo.converting(traced, misdescribed)
+        is_repeatable = self.direct is None and self.may_run_again and not self.is_random
+        around = Surroundings(self.direct, self.parts, written if is_repeatable else None, dtypes)
+        if storing is not None:
+            return storing.whole(traced, around)
+        return around.around(traced)
 
     # ---- what AOTAutograd calls
 
@@ -244,7 +270,7 @@ class GraphCapture:
 
     def _compile_phase(self, draft: Draft) -> BoxedFunction:
         """A graph of AOTAutograd's, in its calling convention."""
-        on_host = _results_on_host(draft.module, draft.phase.saved)
+        positions = _results_on_host(draft.module, draft.phase.saved)
         whole = copy_of(draft.module)
         compiled: BoxedFunction
         try:
@@ -255,7 +281,7 @@ class GraphCapture:
                 compiled = with_views(compiled, draft.views)
         except OutOfMemoryError as error:
             # Dynamo would wrap it in an error of its own: calls raise it instead.
-            compiled = _raising(str(error))
+            compiled = raising(str(error))
         except Exception as error:
             if not leaves_to_pytorch(error):
                 raise
@@ -265,11 +291,11 @@ class GraphCapture:
             except UnsupportedOp:
                 raise error from None
             compiled = Uncompiled(whole, reason)
-        if on_host:
-            compiled = _on_host(compiled, on_host)
+        if positions:
+            compiled = on_host(compiled, positions)
         is_ours = not isinstance(compiled, Uncompiled)
         if draft.phase.name == "backward" and not is_ours:
-            compiled = _filling(compiled, self._hooks.fill)
+            compiled = filling(compiled, self._hooks.fill)
         compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
         return compiled
 
@@ -290,16 +316,6 @@ class GraphCapture:
         return self._hooks.composed(plan, draft.phase, draft.captured.static_inputs)
 
 
-def _raising(text: str) -> BoxedFunction:
-    """A graph that no GPU memory is large enough for."""
-
-    def call(arguments: list[Any]) -> list[Any]:
-        arguments.clear()
-        raise OutOfMemoryError(text)
-
-    return call
-
-
 def _results_on_host(graph: GraphModule, saved: frozenset[int]) -> tuple[int, ...]:
     """Positions of the results of a graph on the device that are CPU tensors.
 
@@ -317,76 +333,10 @@ def _results_on_host(graph: GraphModule, saved: frozenset[int]) -> tuple[int, ..
     )
 
 
-def _on_host(run: BoxedFunction, positions: Sequence[int]) -> BoxedFunction:
-    """``run`` with the results at these positions on the host."""
-
-    def call(arguments: list[Any]) -> Sequence[Any]:
-        results = list(run(arguments))
-        for position in positions:
-            if results[position] is not None:
-                results[position] = results[position].cpu()
-        return results
-
-    return call
-
-
-def _filling(run: BoxedFunction, fill: Callable[[Iterable[Any]], None]) -> BoxedFunction:
-    """``run``, whose arguments are given their contents before."""
-
-    def call(arguments: list[Any]) -> Sequence[Any]:
-        fill(arguments)
-        return run(arguments)
-
-    return call
-
-
-def unwrapped(compiled: BoxedFunction, parts: _Parts | None = None) -> Callable[..., Any]:
-    """``compiled`` called by Dynamo itself, without AOTAutograd's wrappers around it.
-
-    They cost about 8 µs a call, and up to a millisecond for a hundred quantized weights, and have
-    nothing to do for a plain inference graph but to take these to ``parts``.
-    """
-
-    run = getattr(compiled, "run", compiled)
-
-    def call(*arguments: Any) -> Sequence[Any]:
-        results: Sequence[Any] = run(list(arguments))
-        return results
-
-    if parts is None:
-        return call
-
-    def call_with_parts(*arguments: Any) -> Sequence[Any]:
-        results: Sequence[Any] = run(_taken_apart(arguments, parts))
-        return results
-
-    return call_with_parts
-
-
-# For each argument what gives the tensors that a subclass of tensors consists of, None of others.
-_Parts = tuple[Callable[[Any], Iterable[Any]] | None, ...]
-
-
-def _parts_of(arguments: Sequence[Any]) -> _Parts | None:
+def _parts_of(arguments: Sequence[Any]) -> Parts | None:
     """None if none has parts."""
-    found = tuple(_getter(a) if is_traceable_wrapper_subclass(a) else None for a in arguments)
+    found = tuple(parts_of(a) if is_traceable_wrapper_subclass(a) else None for a in arguments)
     return found if any(found) else None
-
-
-def _getter(argument: Any) -> Callable[[Any], Iterable[Any]]:
-    names, _ = argument.__tensor_flatten__()
-    get = attrgetter(*names)
-    return get if len(names) > 1 else lambda value: (get(value),)
-
-
-def _taken_apart(arguments: Sequence[Any], parts: _Parts) -> list[Any]:
-    given: list[Any] = []
-    for argument, get in zip(arguments, parts, strict=True):
-        if get is None:
-            given.append(argument)
-        else:
-            given += get(argument)
-    return given
 
 
 def _is_plain(graph: GraphModule, arguments: Sequence[Any], results: Sequence[Any]) -> bool:
@@ -399,7 +349,7 @@ def _is_plain(graph: GraphModule, arguments: Sequence[Any], results: Sequence[An
         results: what Dynamo knows of them.
     """
     metadata, found = aot_metadata(), _parts_of(arguments)
-    parts = arguments if found is None else _taken_apart(arguments, found)
+    parts = arguments if found is None else taken_apart(arguments, found)
     if metadata is None or len(graph.graph.find_nodes(op="placeholder")) != len(parts):
         return False
     return (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -18,9 +19,21 @@ from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from ...torch_private import OutputType
-from ..control_flow.numbers import Read, argument_at, function_of, readers_of
+from ..control_flow.numbers import NumbersOf, Read, function_of, readers_of
 
 _ALIASES = (OutputType.alias_of_input, OutputType.is_input)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes, strides and offset of a view, computed of what is read from a call's arguments."""
+
+    compute: NumbersOf
+    readers: tuple[Read, ...]
+
+    def __call__(self, arguments: Sequence[Any]) -> list[int]:
+        """See `ArgumentView.layout`."""
+        return list(map(int, self.compute(*[read(arguments) for read in self.readers])))
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class ArgumentView:
 
     output: int
     argument: int
-    layout: Callable[[Sequence[Any]], list[int]]
+    layout: Layout
     of_parts: bool
 
     def of(self, arguments: Sequence[Any]) -> torch.Tensor:
@@ -103,7 +116,7 @@ def take_views(
             continue
         if decides:
             for number in _unread(value, readers):
-                readers[str(number)] = argument_at(len(placeholders) + len(numbers))
+                readers[str(number)] = Read(len(placeholders) + len(numbers))
                 numbers.append(number)
         layout = _layout(value, base, readers)
         views.append(ArgumentView(position, argument, layout, of_parts))
@@ -142,24 +155,29 @@ def with_views(
     run: Callable[[list[Any]], Sequence[Any]], taken: ArgumentViews
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """``run``, which empties its list of arguments, with the views among its results."""
+    return partial(_with_views_and_numbers if taken.numbers else _with_views, run, taken)
 
-    def call(arguments: list[Any]) -> Sequence[Any]:
-        made = [(view.output, view.of(arguments)) for view in taken.views]
-        results = list(run(arguments))
-        for position, tensor in made:
-            results[position] = tensor
-        return results
 
-    def call_with_numbers(arguments: list[Any]) -> Sequence[Any]:
-        given = arguments[:]
-        results = list(run(arguments))
-        given += results[-taken.numbers :]
-        del results[-taken.numbers :]
-        for view in taken.views:
-            results[view.output] = view.of(given)
-        return results
+def _with_views(
+    run: Callable[[list[Any]], Sequence[Any]], taken: ArgumentViews, arguments: list[Any]
+) -> Sequence[Any]:
+    made = [(view.output, view.of(arguments)) for view in taken.views]
+    results = list(run(arguments))
+    for position, tensor in made:
+        results[position] = tensor
+    return results
 
-    return call_with_numbers if taken.numbers else call
+
+def _with_views_and_numbers(
+    run: Callable[[list[Any]], Sequence[Any]], taken: ArgumentViews, arguments: list[Any]
+) -> Sequence[Any]:
+    given = arguments[:]
+    results = list(run(arguments))
+    given += results[-taken.numbers :]
+    del results[-taken.numbers :]
+    for view in taken.views:
+        results[view.output] = view.of(given)
+    return results
 
 
 def _unread(value: torch.Tensor, readers: Mapping[str, Read]) -> list[torch.SymInt]:
@@ -198,20 +216,17 @@ def _expression(value: Any) -> sympy.Expr:
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
-def _layout(
-    value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, Read]
-) -> Callable[[Sequence[Any]], list[int]]:
+def _layout(value: torch.Tensor, base: torch.Tensor, readers: Mapping[str, Read]) -> Layout:
     """The layout as a function of the arguments; see `ArgumentView`."""
     expressions = [_expression(number) for number in _numbers(value)]
     scale = base.element_size() // value.element_size()  # 2 for parts of complex numbers
     expressions[-1] -= scale * _expression(base.storage_offset())
-    names, compute = function_of(expressions)
-    unknown = [name for name in names if name not in readers]
+    compute = function_of(expressions)
+    unknown = [name for name in compute.names if name not in readers]
     if unknown:
         raise UnsupportedOp(
             "a view of an argument",
             f"its size {unknown[0]} does not follow from the arguments",
             "return a copy of it (.clone()), or compile with dynamic=False",
         )
-    chosen = [readers[name] for name in names]
-    return lambda arguments: list(map(int, compute(*[read(arguments) for read in chosen])))
+    return Layout(compute, tuple(readers[name] for name in compute.names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from threading import Event, Thread, get_ident
@@ -85,22 +85,6 @@ def misdescribed(module: GraphModule) -> dict[int, torch.dtype]:
         for position, node in enumerate(module.graph.find_nodes(op="placeholder"))
         if isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource)
     }
-
-
-def converting(
-    compiled: Callable[..., Any], dtypes: Mapping[int, torch.dtype]
-) -> Callable[..., Any]:
-    """``compiled``, called with the arguments at these positions in these dtypes."""
-    if not dtypes:
-        return compiled
-
-    def call(*arguments: Any) -> Any:
-        given = list(arguments)
-        for position, dtype in dtypes.items():
-            given[position] = given[position].to(dtype)
-        return compiled(*given)
-
-    return call
 
 
 def compiling() -> AbstractContextManager[None]:

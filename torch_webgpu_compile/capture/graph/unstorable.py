@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from ...captured import user_source
 from ...counters import counters
@@ -112,6 +112,14 @@ class Uncompiled:
         self._boxed_call = True  # AOTAutograd's protocol; it copies what instances have
         self._graph = graph
         self._reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stored without what tracing noted on the graph, fake tensors among it."""
+        graph = Graph()
+        graph.output(graph.graph_copy(self._graph.graph, {}))
+        for node in graph.nodes:
+            node.meta = {}
+        return Uncompiled, (GraphModule(self._graph, graph), self._reason)
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = tuple(arguments)

@@ -1,0 +1,157 @@
+"""What is around compiled graphs, in parts that can be stored with them.
+
+A stored graph is made again from this module alone: it imports nothing of tracing or lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ...errors import OutOfMemoryError
+from .double_backward import differentiable_twice
+
+BoxedFunction = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class PartsOf:
+    """Gives the tensors that a subclass of tensors consists of."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, value: Any) -> Iterable[Any]:
+        return [getattr(value, name) for name in self.names]
+
+
+Parts = tuple[Callable[[Any], Iterable[Any]] | None, ...]
+"""For each argument what gives its tensors, None of one that has no parts."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What this package has around the function that comes of a graph of Dynamo's.
+
+    Attributes:
+        direct: the compiled graph, if Dynamo can call it without AOTAutograd's wrappers.
+        parts: what gives its arguments, if those of Dynamo's graph have parts.
+        again: Dynamo's graph, if second derivatives are to be had by running it again.
+        dtypes: of arguments that calls may give in another dtype, by position.
+    """
+
+    direct: BoxedFunction | None
+    parts: Parts | None
+    again: GraphModule | None
+    dtypes: Mapping[int, torch.dtype]
+
+    def around(self, traced: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The function of the arguments of Dynamo's graph.
+
+        Args:
+            traced: what AOTAutograd made of it; not needed where there is a ``direct`` one.
+        """
+        if self.direct is not None:
+            traced = unwrapped(self.direct, self.parts)
+        assert traced is not None
+        if self.again is not None:
+            traced = differentiable_twice(traced, self.again)
+        return converting(traced, self.dtypes)
+
+
+def unwrapped(compiled: BoxedFunction, parts: Parts | None = None) -> Callable[..., Any]:
+    """``compiled`` called by Dynamo itself, without AOTAutograd's wrappers around it.
+
+    They cost about 8 µs a call, and up to a millisecond for a hundred quantized weights, and have
+    nothing to do for a plain inference graph but to take these to ``parts``.
+    """
+
+    run = getattr(compiled, "run", compiled)
+
+    def call(*arguments: Any) -> Sequence[Any]:
+        results: Sequence[Any] = run(list(arguments))
+        return results
+
+    if parts is None:
+        return call
+
+    def call_with_parts(*arguments: Any) -> Sequence[Any]:
+        results: Sequence[Any] = run(taken_apart(arguments, parts))
+        return results
+
+    return call_with_parts
+
+
+def taken_apart(arguments: Sequence[Any], parts: Parts) -> list[Any]:
+    """Arguments with the parts of those that have some in their places."""
+    given: list[Any] = []
+    for argument, get in zip(arguments, parts, strict=True):
+        if get is None:
+            given.append(argument)
+        else:
+            given += get(argument)
+    return given
+
+
+def parts_of(argument: Any) -> Callable[[Any], Iterable[Any]]:
+    """What gives the parts of arguments like this one."""
+    names, _ = argument.__tensor_flatten__()
+    return attrgetter(*names) if len(names) > 1 else PartsOf(tuple(names))
+
+
+def converting(
+    compiled: Callable[..., Any], dtypes: Mapping[int, torch.dtype]
+) -> Callable[..., Any]:
+    """``compiled``, called with the arguments at these positions in these dtypes."""
+    if not dtypes:
+        return compiled
+
+    def call(*arguments: Any) -> Any:
+        given = list(arguments)
+        for position, dtype in dtypes.items():
+            given[position] = given[position].to(dtype)
+        return compiled(*given)
+
+    return call
+
+
+def raising(text: str) -> BoxedFunction:
+    """A graph that no GPU memory is large enough for."""
+    return partial(_raise, text)
+
+
+def _raise(text: str, arguments: list[Any]) -> list[Any]:
+    arguments.clear()
+    raise OutOfMemoryError(text)
+
+
+def on_host(run: BoxedFunction, positions: Sequence[int]) -> BoxedFunction:
+    """``run`` with the results at these positions on the host."""
+    return partial(_run_to_host, run, tuple(positions))
+
+
+def _run_to_host(
+    run: BoxedFunction, positions: Sequence[int], arguments: list[Any]
+) -> Sequence[Any]:
+    results = list(run(arguments))
+    for position in positions:
+        if results[position] is not None:
+            results[position] = results[position].cpu()
+    return results
+
+
+def filling(run: BoxedFunction, fill: Callable[[Iterable[Any]], None]) -> BoxedFunction:
+    """``run``, whose arguments are given their contents before."""
+    return partial(_fill_and_run, run, fill)
+
+
+def _fill_and_run(
+    run: BoxedFunction, fill: Callable[[Iterable[Any]], None], arguments: list[Any]
+) -> Sequence[Any]:
+    fill(arguments)
+    return run(arguments)
