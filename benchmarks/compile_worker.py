@@ -26,6 +26,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+# Else looking for CUDA opens it, and no forked process may use it then.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
 import torch
 
 from .compile_cases import CASES

@@ -50,7 +50,6 @@ def test_equal_kernels_are_compiled_once(device: Device) -> None:
     pipelines = device.pipelines.compile_many([fresh, replace(fresh, name="other"), fresh])
     assert counters.kernels_compiled == before + 1
     assert len({id(pipeline) for pipeline in pipelines}) == 1
-    assert device.pipelines.compile_seconds > 0
 
 
 def test_interrupted_compilations_end_so(device: Device) -> None:
