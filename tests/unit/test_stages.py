@@ -124,9 +124,9 @@ def test_an_estimate_follows_from_what_is_behind(clock: _Clock) -> None:
         look()
     assert shown == [
         ("", None),
-        ("AOTAutograd", 5 + 15 * 1.6),
-        ("fuse", 10 * 0.8 - 2 + 8),
-        ("pipelines", round(12 / 1.8 * 0.8, 1)),
+        ("AOTAutograd", 5 + 15 * 0.8),
+        ("fuse", 10 * 0.6 - 2 + 2),
+        ("pipelines", round(12 / 1.6 * 0.2, 1)),
         ("pipelines", 12),
         ("", None),
     ]

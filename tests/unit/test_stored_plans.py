@@ -77,7 +77,7 @@ def read(folder, state, key=KEY):
 
 def store(folder, state, key=KEY):
     plan_cache.store(key, state.plan, str(folder))
-    (path,) = folder.glob(f"{key}*")
+    (path,) = folder.glob(f"{plan_cache.installed(key)}*")
     return path
 
 
@@ -88,7 +88,7 @@ def test_what_is_stored_comes_back(tmp_path, state):
 
 def test_an_entry_has_its_key_and_its_checksum(tmp_path, state):
     path = store(tmp_path, state)
-    path.rename(path.with_name(path.name.replace(KEY, OTHER_KEY)))
+    path.rename(path.with_name(path.name.replace(*map(plan_cache.installed, (KEY, OTHER_KEY)))))
     assert read(tmp_path, state, OTHER_KEY) is None
     store(tmp_path, state, OTHER_KEY)  # takes the place of what is wrong
     assert read(tmp_path, state, OTHER_KEY) == state.plan
@@ -106,7 +106,8 @@ def test_damaged_bytes_are_refused(tmp_path, state):
 
 def write_altered(folder: Path, data: object) -> None:
     content = json.dumps(data).encode()
-    CacheFolder(folder).write(f"{KEY}.plan", KEY, content)
+    key = plan_cache.installed(KEY)
+    CacheFolder(folder).write(f"{key}.plan", key, content)
 
 
 @pytest.mark.parametrize("which", ["state", "host_state"])
@@ -289,7 +290,7 @@ def fill(path, kind):
 @posix
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dangling"])
 def test_other_things_in_place_of_an_entry(kind, tmp_path, state):
-    fill(tmp_path / f"{KEY}.plan", kind)
+    fill(tmp_path / f"{plan_cache.installed(KEY)}.plan", kind)
     found = []
     thread = threading.Thread(target=lambda: found.append(read(tmp_path, state)), daemon=True)
     thread.start()
@@ -308,7 +309,7 @@ def test_size_is_bounded(tmp_path, state, monkeypatch):
     monkeypatch.setattr(cache_folder, "_MAX_NBYTES", path.stat().st_size - 1)
     assert read(tmp_path, state) is None
     path.unlink()
-    CacheFolder(tmp_path).write(path.name, KEY, bytes(1 << 20))
+    CacheFolder(tmp_path).write(path.name, plan_cache.installed(KEY), bytes(1 << 20))
     assert not path.exists()
 
 
