@@ -87,9 +87,9 @@ def test_a_search_takes_no_steps_that_a_size_decides() -> None:
     symbol = as_symbol(graph.buffers["in0"].sizes[0])
     assert symbol is not None
     text = format_graph(at_sizes(graph, {symbol.name: 100_000}))
-    assert "i64(1073741824)" in format_graph(graph)
-    assert "i64(1073741824)" not in text
-    assert "i64(64)" in text
+    assert "i32(1073741824)" in format_graph(graph)
+    assert "i32(1073741824)" not in text
+    assert "i32(64)" in text
 
 
 I = index(iteration("i0", 10))  # 0 to 9

@@ -61,6 +61,12 @@ class _Arithmetic:
 
     __reduce__ = reduced
 
+    def __repr__(self: Any) -> str:
+        # Of dataclasses it would be a tree: what is used twice twice, 30 levels of it for ever.
+        from .text import format_scalar
+
+        return format_scalar(self)
+
     __add__, __radd__ = _operator("add"), _reflected("add")
     __sub__, __rsub__ = _operator("sub"), _reflected("sub")
     __mul__, __rmul__ = _operator("mul"), _reflected("mul")
@@ -72,7 +78,7 @@ class _Arithmetic:
     __neg__, __abs__, __invert__ = map(_unary, ("neg", "abs", "bitwise_not"))
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Const(_Arithmetic, metaclass=_InternedScalar):
     """A literal of the given dtype, infinities and NaN included; see `const`."""
 
@@ -80,7 +86,7 @@ class Const(_Arithmetic, metaclass=_InternedScalar):
     dtype: DType
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Index(_Arithmetic, metaclass=_InternedScalar):
     """The value of an index expression as an int64."""
 
@@ -89,7 +95,7 @@ class Index(_Arithmetic, metaclass=_InternedScalar):
     expr: Expr
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Load(_Arithmetic, metaclass=_InternedScalar):
     """An element of a buffer at a logical index, one int64 scalar per dimension.
 
@@ -102,7 +108,7 @@ class Load(_Arithmetic, metaclass=_InternedScalar):
     dtype: DType
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Op(_Arithmetic, metaclass=_InternedScalar):
     """A row of `OPS` applied to arguments."""
 
@@ -111,7 +117,7 @@ class Op(_Arithmetic, metaclass=_InternedScalar):
     dtype: DType
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Masked(_Arithmetic, metaclass=_InternedScalar):
     """``body`` where ``condition`` holds, else ``other``; ``body`` loads nothing elsewhere."""
 
@@ -125,7 +131,7 @@ class Masked(_Arithmetic, metaclass=_InternedScalar):
         return self.body.dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Checked(_Arithmetic, metaclass=_InternedScalar):
     """``position`` where it lies in [0, size), else -1; the kernel reports the latter to the host.
 
@@ -147,7 +153,7 @@ class Checked(_Arithmetic, metaclass=_InternedScalar):
     check: IndexCheck
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
     """A result of a function in WGSL that a user has written, or this package for an operator.
 
@@ -167,7 +173,7 @@ class FunctionCall(_Arithmetic, metaclass=_InternedScalar):
         return CALL_DTYPES[self.function.results[self.result][1]]
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Local(_Arithmetic, metaclass=_InternedScalar):
     """A number that a node has computed at each point before this body of it: see `Node.locals`."""
 
