@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Union
 
@@ -61,11 +61,8 @@ class _Arithmetic:
 
     __reduce__ = reduced
 
-    def __repr__(self: Any) -> str:
-        # Of dataclasses it would be a tree: what is used twice twice, 30 levels of it for ever.
-        from .text import format_scalar
-
-        return format_scalar(self)
+    def __repr__(self) -> str:
+        return _shown(self, 4)
 
     __add__, __radd__ = _operator("add"), _reflected("add")
     __sub__, __rsub__ = _operator("sub"), _reflected("sub")
@@ -76,6 +73,18 @@ class _Arithmetic:
     __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
     __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
     __neg__, __abs__, __invert__ = map(_unary, ("neg", "abs", "bitwise_not"))
+
+
+def _shown(value: Any, levels: int) -> str:
+    """Text of a field. Without a limit what is used twice would be there twice, at every level."""
+    if isinstance(value, tuple):
+        return f"({', '.join(_shown(entry, levels) for entry in value)})"
+    if not isinstance(value, _Arithmetic):
+        return repr(value)
+    if not levels:
+        return "…"
+    entries = (_shown(getattr(value, f.name), levels - 1) for f in fields(value))  # type: ignore[arg-type]
+    return f"{type(value).__name__}({', '.join(entries)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
