@@ -20,7 +20,7 @@ from .callables.host_graph import HostGraph
 from .callables.signature import Signature
 from .callables.stored import AbsentGraph, Origin, StoredGraph
 from .capture.graph import aot, dynamo
-from .capture.graph.wrappers import BoxedFunction
+from .capture.graph.wrappers import BoxedFunction, Surroundings
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,
@@ -29,6 +29,7 @@ from .compiler import (
     loops_of,
     native_operators,
 )
+from .direct_plans import DirectPlan
 from .errors import DeviceError, DeviceLostError
 from .options import CompileOptions, resolve
 from .plan.model import Kernel, Plan
@@ -113,6 +114,7 @@ def compile_module(
             state = compilation(captured, phase, start)
             static = frozenset() if index is not None else captured.static_inputs
             compiled = callable_of(Signature(state.plan, state.phase, static), loops_of(state))
+        known.offer(compiled, state, static)
         if observer is not None:
             opened = compiled.opened
             observer(state, opened.device, opened.signature.some_sizes)
@@ -161,12 +163,19 @@ def compile_module(
         return compiled
 
     name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
+    is_looked_for = name is None and observer is None and options.target is None
     with showing("a graph"):
+        known = DirectPlan(module, example_inputs, origin.target, options, is_looked_for)
+        found = known.find()
+        if found is not None:
+            compiled = callable_of(found, None)
+            return Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
                 storing=None if name is None else Storing(name),
+                on_traced=known.keep,
                 plan=plan,
                 composed=composed,
                 host_numbers=host_numbers,

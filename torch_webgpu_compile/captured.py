@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,11 +11,6 @@ import torch
 
 from .errors import VerificationError
 from .torch_private import _top_saved_tensors_default_hooks, tree_leaves
-
-# Between an operator and a user's line there may be those of this package, and of PyTorch, which
-# Dynamo leaves out but for some, as under ``torch.set_default_device``.
-LIBRARIES = (os.path.join(os.path.dirname(__file__), ""), os.path.join(torch.__path__[0], ""))
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?')
 
 
 @dataclass(frozen=True)
@@ -128,37 +121,3 @@ def saved_tensors_have_hooks() -> bool:
     """Whether hooks (checkpointing, offloading) will read the tensors that autograd saves."""
     hooks = _top_saved_tensors_default_hooks
     return hooks is None or hooks(True) is not None
-
-
-def line_of_user(trace: str, not_in: tuple[str, ...] = LIBRARIES) -> str:
-    """``file:line: code`` of the innermost line of user code in a traceback; "" without one.
-
-    Args:
-        not_in: what the files of other code start with.
-    """
-    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith(not_in)]
-    if not frames:
-        return ""
-    file, line, code = frames[-1]
-    return f"{file}:{line}: {code.strip()}" if code else f"{file}:{line}"
-
-
-def user_source(node: torch.fx.Node) -> str:
-    """The user's line of code that a node of an FX graph comes from, for a person.
-
-    ``file:line: code`` of the innermost line of user code that led to it; where all of the code is
-    PyTorch's own, as in an ``nn.Sequential`` that is compiled as it is, the module: ``0 (Linear)``,
-    or, without one, as in an optimizer's step, PyTorch's line; "" where nothing is known.
-    """
-    trace = node.meta.get("stack_trace") or ""
-    source = line_of_user(trace)
-    if source:
-        return source
-    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not modules:
-        return line_of_user(trace, ())
-    path, kind = list(modules.values())[-1]
-    # Dynamo's name starts with the variable: L['self'].layers.0; a module may be a class's name.
-    name = path.partition("]")[2].strip(".") if path.startswith("L[") else path
-    kind = getattr(kind, "__name__", None) or str(kind).rpartition(".")[2]
-    return f"{name} ({kind})" if name else kind

@@ -92,6 +92,7 @@ class Compilation:
         depends_on_determinism: whether the result is another one with the other value of
             ``options.deterministic`` or ``options.fill_empty``.
         key: of the plan in the cache, if it is looked for there.
+        is_known: whether the cache knows that this plan is that of the captured graph.
     """
 
     captured: CapturedGraph
@@ -106,6 +107,7 @@ class Compilation:
     fallbacks: list[str] = field(default_factory=list)
     depends_on_determinism: bool = False
     key: str = ""
+    is_known: bool = False
 
     @property
     def graph(self) -> LoopGraph:
@@ -507,10 +509,10 @@ def cache_key(graph: LoopGraph, target: Target, options: CompileOptions) -> str:
         for name, data in sorted(graph.constants.items())
         for part in (name.encode(), memoryview(data).tobytes())
     )
-    return digest_of(chain(_of_every_graph(target, options), [text.encode()], constants))
+    return digest_of(chain(of_every_graph(target, options), [text.encode()], constants))
 
 
-def _of_every_graph(target: Target, options: CompileOptions) -> Iterator[bytes]:
+def of_every_graph(target: Target, options: CompileOptions) -> Iterator[bytes]:
     """What plans follow from beside their graphs."""
     tilings = sorted(tilings_for(target, options).items())
     settings = f"{options.fusion} {options.in_place}"
@@ -528,13 +530,13 @@ def _graph_key(state: Compilation) -> str:
     if text is None:
         return ""
     text += f"\n{options.deterministic} {options.fill_empty}"
-    return digest_of((*_of_every_graph(state.target, options), text.encode()))
+    return digest_of((*of_every_graph(state.target, options), text.encode()))
 
 
 def _take_known(state: Compilation, key: str) -> bool:
     """Takes the plan of a captured graph from the cache if it is known which one that is."""
     assert state.options.cache is not None
-    known = plan_cache.load_graph(key, state.options.cache)
+    known = plan_cache.load_way(key, "graph", state.options.cache)
     if known is None:
         return False
     plan_key, depends = known.split()
@@ -547,6 +549,7 @@ def _take_known(state: Compilation, key: str) -> bool:
     except VerificationError:
         return False
     state.results["plan"] = found.renamed(state.captured.name)
+    state.key, state.is_known = plan_key, True
     state.depends_on_determinism = depends == "True"
     counters.add(plan_cache_hits=1)
     return True
@@ -560,7 +563,8 @@ def _store_known(state: Compilation, key: str) -> None:
     assert state.options.cache is not None
     if not any(isinstance(node, HostCall) for node in state.graph.nodes):
         known = f"{state.key} {state.depends_on_determinism}"
-        plan_cache.store_graph(key, known, state.options.cache)
+        plan_cache.store_way(key, "graph", known, state.options.cache)
+        state.is_known = True
 
 
 def _take_cached(state: Compilation, key: str) -> bool:

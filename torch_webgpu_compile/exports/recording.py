@@ -27,8 +27,8 @@ from ..capture.graph.patterns import REWRITES
 from ..capture.patches import compiling_flag
 from ..capture.refusals import refusal
 from ..capture.tracing import Rules
-from ..captured import line_of_user
 from ..errors import UnsupportedOp
+from ..node_text import line_of_user
 from ..torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,

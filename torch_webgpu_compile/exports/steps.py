@@ -22,8 +22,8 @@ from ..capture.control_flow.numbers import expressions_in
 from ..capture.control_flow.rules import RULES, Function, traced_alone
 from ..capture.control_flow.scans import NotInlined
 from ..capture.tracing import Recorder, Rules, Traced, clean_dispatch, functional, inner
-from ..captured import LIBRARIES
 from ..errors import UnsupportedOp
+from ..node_text import LIBRARIES
 from ..torch_ops.assertions import ASSERTIONS
 from ..torch_private import (
     FakeTensor,

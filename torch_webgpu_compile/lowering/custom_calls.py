@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from ..captured import user_source
 from ..errors import UnsupportedOp
+from ..node_text import user_source
 from ..symbolic.nested import HostBuffer, HostView
 from ..symbolic.sizes import Expr, as_expr
 from ..torch_ops.dtypes import dtype_of

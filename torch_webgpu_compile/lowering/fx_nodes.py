@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
+from ..node_text import storage_of
 from ..torch_ops.assertions import ASSERTIONS
 
 aten = torch.ops.aten
@@ -40,11 +41,6 @@ def used_results(node: FxNode) -> frozenset[int] | None:
         if user.users:
             used.add(user.args[1])
     return frozenset(used)
-
-
-def storage_of(fake: torch.Tensor) -> int:
-    """A key of a fake tensor's storage: equal for tensors that share memory."""
-    return int(fake.untyped_storage()._cdata)
 
 
 def shared_storages(graph: Graph) -> set[int]:

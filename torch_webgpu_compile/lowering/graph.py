@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from .. import dtypes
-from ..captured import CapturedGraph, user_source
+from ..captured import CapturedGraph
 from ..dtypes import DType
 from ..errors import UnsupportedOp, VerificationError
 from ..fallbacks import OnFallback
@@ -21,6 +21,7 @@ from ..ir.buffers import Buffer, BufferOrigin
 from ..ir.graph import GraphInput, GraphOutput, LoopGraph
 from ..ir.scalar import Index, Load, const, loads_of
 from ..ir.spaces import Origin
+from ..node_text import storage_of, user_source
 from ..symbolic.sizes import ONE, Expr, SymbolicError, as_expr, contiguous_strides
 from ..target import Target
 from ..torch_ops.assertions import ASSERTIONS
@@ -49,7 +50,6 @@ from .fx_nodes import (
     identifier,
     needed_nodes,
     shared_storages,
-    storage_of,
     used_results,
 )
 from .outputs import OutputLayouts, is_dense_layout

@@ -120,15 +120,19 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
         _write(key, "plan", text, folder)
 
 
-def load_graph(key: str, folder: str) -> str | None:
-    """What `store_graph` was given for a captured graph with this key."""
-    found = _read(key, "graph", folder)
+def load_way(key: str, kind: str, folder: str) -> str | None:
+    """What `store_way` was given for a graph of this kind with this key."""
+    found = _read(key, kind, folder)
     return None if found is None else found.decode()
 
 
-def store_graph(key: str, text: str, folder: str) -> None:
-    """Keeps the way from a captured graph to its plan."""
-    _write(key, "graph", text.encode(), folder)
+def store_way(key: str, kind: str, text: str, folder: str) -> None:
+    """Keeps the way from a graph to its plan.
+
+    Args:
+        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's.
+    """
+    _write(key, kind, text.encode(), folder)
 
 
 def installed(key: str) -> str:
@@ -169,7 +173,7 @@ def take_entry(name: str, data: bytes, folder: str) -> None:
     """Keeps an entry of `used_entries` of another process, or machine, with the same sources."""
     sources, _, content = data.partition(b"\n")
     key, _, kind = name.partition(".")
-    if sources.decode(errors="replace") == sources_digest() and kind in ("plan", "graph"):
+    if sources.decode(errors="replace") == sources_digest() and kind in ("plan", "graph", "dynamo"):
         _write(key, kind, content, folder)
     else:
         _log.info("%s is of another version of torch-webgpu-compile", name)

@@ -24,6 +24,7 @@ _MARK = ".pruned"
 KINDS = {
     "plan": "compiled plans",
     "graph": "graphs with one",
+    "dynamo": "graphs of Dynamo's with one",
     "dawn": "kernels, as Dawn compiled them",
 }
 """What there is in the folder, by the ending of its files' names."""

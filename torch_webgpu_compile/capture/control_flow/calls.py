@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...captured import user_source
 from ...errors import UnsupportedOp
+from ...node_text import user_source
 from ...torch_ops.assertions import ASSERTIONS
 from ...torch_private import HigherOrderOperator, OpOverload, free_unbacked_symbols
 from .numbers import expressions_in

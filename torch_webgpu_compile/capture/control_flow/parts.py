@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from ...captured import user_source
 from ...errors import UnsupportedOp
+from ...node_text import user_source
 from ...plan.model import (
     Check,
     Compute,

@@ -26,6 +26,7 @@ from ...torch_private import (
     MutationType,
     OpOverload,
     OutputType,
+    TracingContext,
     aot_autograd,
     is_traceable_wrapper_subclass,
     min_cut_rematerialization_partition,
@@ -92,6 +93,8 @@ class Hooks:
     Attributes:
         on_host: told why a graph is not compiled; raises where it has to be.
         storing: has what comes of Dynamo's graph stored; None: nobody wants that.
+        on_traced: told when AOTAutograd is done, of the compiled graph that is all that came of
+            Dynamo's, or None.
         plan: makes a plan of a part of a graph.
         composed: makes a function of a composed plan; without it PyTorch runs what needs one.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
@@ -102,6 +105,7 @@ class Hooks:
 
     on_host: OnFallback = _REFUSE
     storing: Storing | None = None
+    on_traced: Callable[[BoxedFunction | None], None] = lambda compiled: None
     plan: PlanMaker | None = None
     composed: Callable[[Plan, Phase, frozenset[int]], BoxedFunction] | None = None
     host_numbers: HostNumbers = lambda module: ()
@@ -135,6 +139,11 @@ def capture(
     return GraphCapture(module, example_inputs, compile_graph, state, hooks).run(module)
 
 
+def next_title() -> str:
+    """What the names of the graphs begin with that come of another one of Dynamo's."""
+    return f"graph{next(_numbers)}"
+
+
 class GraphCapture:
     """A graph of Dynamo's that is captured: what AOTAutograd makes of it comes to its methods.
 
@@ -162,8 +171,8 @@ class GraphCapture:
         hooks: Hooks,
     ) -> None:
         self._compile_graph, self._state, self._hooks = compile_graph, state, hooks
-        self.title = f"graph{next(_numbers)}"
-        self.inputs, self.results = inputs, _results_of(module)
+        self.title = next_title()
+        self.inputs, self.results = inputs, results_of(module)
         self.seconds: Mapping[str, float] = {}
         self.texts: Mapping[str, str] = {}
         self.refused: Reason | None = None
@@ -188,6 +197,7 @@ class GraphCapture:
             keep_inference_input_mutations=True,
         )
         context = nullcontext() if storing is None else storing.capturing()
+        guards = _guards_of_aot()
         with (
             Stage("autograd"),
             dynamo.compiling(),
@@ -196,6 +206,8 @@ class GraphCapture:
             context,
         ):
             traced: Callable[..., Any] = trace(module, self.inputs)
+        is_all = self.parts is None and _guards_of_aot() == guards
+        self._hooks.on_traced(self.direct if is_all else None)
         is_repeatable = self.direct is None and self.may_run_again and not self.is_random
         around = Surroundings(self.direct, self.parts, written if is_repeatable else None, dtypes)
         if storing is not None:
@@ -363,11 +375,17 @@ def _is_plain(graph: GraphModule, arguments: Sequence[Any], results: Sequence[An
     )
 
 
-def _results_of(module: GraphModule) -> list[Any]:
+def results_of(module: GraphModule) -> list[Any]:
     """What Dynamo knows of the results of its graph."""
     (returned,) = module.graph.find_nodes(op="output")[0].args
     nodes = [node for node in returned if isinstance(node, Node)]
     return [node.meta.get("example_value") for node in nodes]
+
+
+def _guards_of_aot() -> int:
+    """How many guards Dynamo has from AOTAutograd, for the frame that it compiles."""
+    context = TracingContext.try_get()
+    return 0 if context is None else len(context.guards_context.aotautograd_guards)
 
 
 def _static_inputs() -> frozenset[int]:

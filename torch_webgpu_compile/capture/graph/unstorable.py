@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from ...captured import user_source
 from ...counters import counters
 from ...dtypes import DTYPES
 from ...errors import ShaderError, UnsupportedOp, VerificationError, WebGPUCompileError
+from ...node_text import user_source
 from ...torch_private import tree_leaves
 from ..fx_graphs import values_of
 

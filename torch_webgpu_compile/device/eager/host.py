@@ -11,9 +11,9 @@ from torch import Tensor
 from ... import fallbacks
 from ...capture.eager.arguments import with_tensors
 from ...capture.eager.capture import rule_for_host
-from ...captured import line_of_user
 from ...counters import counters
 from ...errors import too_large
+from ...node_text import line_of_user
 from ...options import resolve
 from ...tensors import devices, sparse
 from ...tensors.aliasing import by_schema, may_overlap_itself
