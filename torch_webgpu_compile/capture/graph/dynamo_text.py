@@ -90,7 +90,7 @@ def _function(target: Callable[..., Any]) -> str:
     if isinstance(target, OpOverload) and target.namespace in _NAMESPACES:
         return str(target)
     if isinstance(target, (FunctionType, BuiltinFunctionType)):
-        name = target.__qualname__.rpartition(".")[2]
+        name = target.__name__
         for place in dict.fromkeys((target.__module__, *_MODULES)):
             is_known = place is not None and place.partition(".")[0] in _LIBRARIES
             if is_known and getattr(sys.modules.get(place), name, None) is target:
