@@ -25,6 +25,7 @@ from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 # Else looking for CUDA opens it, and no forked process may use it then.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -68,7 +69,9 @@ def run_case(name: str, systems: list[str], settings: Settings, measured: Measur
         if _FORKS:
             torch.set_num_threads(1)  # others would not be there in a child
             try:
-                built(name, settings.small)
+                # diffusers asks for it as it is imported, which would open the GPU in this process.
+                with patch.object(torch.accelerator, "is_available", lambda: False):
+                    built(name, settings.small)
             except ImportError as error:
                 raise Unusable(f"{error.name} is not installed") from error
         return {"nbytes": 0, "flops": 0}
