@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("fresh")]
 
 Function = Callable[..., Any]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.missing_names import run_without_names
+
+pytestmark = pytest.mark.rotates(4)
 
 _PROGRAM = """
 from torch_webgpu_compile.device import autoload

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from torch_webgpu_compile import counters
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("fresh")]
 
 
 def bytes_and_scales(rows: int, length: int) -> tuple[Tensor, ...]:

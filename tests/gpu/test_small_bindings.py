@@ -11,6 +11,8 @@ from tests.gpu.small_bindings_program import cases, run_cases
 from tests.providers import has_float64, require_bindings
 from tests.rotation import picked
 
+pytestmark = pytest.mark.rotates(3)
+
 # Compiling these takes most of the time of all.
 SLOW = frozenset(
     {"topk", "unique", "training, cpu", "gradient of softmax", "gradient of layer norm"}

@@ -23,7 +23,7 @@ from torch_webgpu_compile.fallbacks import FallbackWarning, reset_warnings
 
 Function = Callable[..., Any]
 
-pytestmark = pytest.mark.usefixtures("captured")
+pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("captured")]
 
 # Sums of products are added up in another order than PyTorch's.
 SUMS = {"rtol": 1e-4, "atol": 1e-5}

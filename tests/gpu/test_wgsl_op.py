@@ -21,7 +21,7 @@ from torch_webgpu_compile import ShaderError, counters, export, load_bundle, wgs
 from torch_webgpu_compile.options import from_environment
 from torch_webgpu_compile.runtime.device import device_for
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("fresh")]
 
 ROOT = Path(__file__).parents[2]
 PLACES = ["cpu", "webgpu"]

@@ -184,6 +184,7 @@ print(counters.plan_cache_hits, found.plan == state.plan)
 """
 
 
+@pytest.mark.rotates(3)
 def test_a_second_process_finds_its_plan(folder):
     environment = {**os.environ, "TORCH_WEBGPU_CACHE": ""}  # as unset
     command = [sys.executable, "-c", PROGRAM]

@@ -83,6 +83,7 @@ def test_first_differences(before: Any, after: Any, wanted: Any) -> None:
     assert (found and (found.graph, found.stage)) == wanted
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.slow
 def test_processes_and_trees_do_not_matter_and_changes_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -207,6 +207,7 @@ def holders(data):
 WRONG = (None, True, 7, 1 << 63, -1.5, "x", [], [1, 2, 3], {}, {"x": 1}, {"Plan": {}})
 
 
+@pytest.mark.rotates(4)
 def test_each_value_of_a_wrong_type_is_refused():
     """Every value of a plan is replaced by others: each is refused, or has its annotated type."""
     data = serialize.to_json(make_plan())

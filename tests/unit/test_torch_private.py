@@ -17,6 +17,8 @@ from torch_webgpu_compile.errors import PyTorchVersionError
 from torch_webgpu_compile.torch_private import missing, versions
 from torch_webgpu_compile.torch_private.symbols import SYMBOLS, UNDOCUMENTED, Loss, resolve
 
+pytestmark = pytest.mark.rotates(3)
+
 PACKAGE = Path(torch_webgpu_compile.__file__).parent
 REPOSITORY = PACKAGE.parent
 TABLE = PACKAGE / "torch_private"

@@ -10,6 +10,8 @@ from tests.deciding import deciding, turn
 from tests.web.test_runtime import RUN, assert_equal, in_python
 from torch_webgpu_compile import export
 
+pytestmark = pytest.mark.rotates(3)
+
 
 @pytest.fixture(scope="module")
 def exported(site):

@@ -14,6 +14,8 @@ from tests.providers import device_in_use, require_bindings
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.eager import lists
 
+pytestmark = pytest.mark.rotates(2)
+
 SHAPES = [(3,), (4, 4), (), (2, 0), (5, 1)]
 
 

@@ -20,7 +20,10 @@ from tests.rotation import picked
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated operators
+pytestmark = [
+    pytest.mark.rotates(2),
+    pytest.mark.filterwarnings("ignore"),  # of deprecated operators
+]
 
 # Kind, dtype, samples of each operator.
 ALWAYS = [
