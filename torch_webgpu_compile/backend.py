@@ -166,7 +166,7 @@ def compile_module(
     is_looked_for = name is None and observer is None and options.target is None
     with showing("a graph"):
         known = DirectPlan(module, example_inputs, origin.target, options, is_looked_for)
-        found = known.find()
+        found = known.find(module, example_inputs)
         if found is not None:
             compiled = callable_of(found, None)
             return Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)

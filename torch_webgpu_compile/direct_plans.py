@@ -19,7 +19,6 @@ from .capture.graph.dynamo_text import dynamo_text
 from .captured import Phase
 from .compiler import Compilation, of_every_graph
 from .counters import counters
-from .errors import VerificationError
 from .lowering.captured_text import verify_plan_between
 from .options import CompileOptions
 from .plan import cache as plan_cache
@@ -54,24 +53,18 @@ class DirectPlan:
         if text is not None:
             text += f"\n{options.deterministic} {options.fill_empty} {options.fallback}"
             self._key = digest_of((*of_every_graph(target, options), text.encode()))
-        self._module, self._inputs = module, inputs
         self._folder = options.cache or ""
         self._offered: list[tuple[object, str, frozenset[int]]] = []
 
-    def find(self) -> Signature | None:
-        """The stored plan, and what it takes."""
+    def find(self, module: GraphModule, inputs: Sequence[Any]) -> Signature | None:
+        """The stored plan, and what it takes; arguments as those that it was made with."""
         known = plan_cache.load_way(self._key, "dynamo", self._folder) if self._key else None
         if known is None:
             return None
         plan_key, *static = known.split()
-        results = aot.results_of(self._module)
-        verify = partial(verify_plan_between, self._inputs, {}, results)
-        found = plan_cache.load(plan_key, self._folder, verify)
+        verify = partial(verify_plan_between, inputs, {}, aot.results_of(module))
+        found = plan_cache.load_by_way(plan_key, self._folder, verify)
         if found is None:
-            return None
-        try:
-            verify(found)  # one from memory was only verified against who asked first
-        except VerificationError:
             return None
         counters.add(plan_cache_hits=1, plans_compiled=1)
         plan = found.renamed(f"{aot.next_title()}_{_PHASE.name}")

@@ -69,7 +69,7 @@ def test_what_decides_is_in_the_text() -> None:
     assert len(set(texts)) == len(texts)
 
 
-def test_other_values_and_processes_have_the_same_text() -> None:
+def test_other_values_have_the_same_text() -> None:
     assert text_of(function, X, Y) == text_of(function, torch.ones(2, 3), Y + 1)
 
 

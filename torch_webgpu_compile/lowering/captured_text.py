@@ -87,8 +87,7 @@ def _constant(module: torch.fx.GraphModule, node: FxNode) -> str:
 
 
 def verify_plan_of(captured: CapturedGraph, plan: Plan) -> None:
-    """Raises VerificationError for a plan with other arguments or results than a graph's: see
-    `verify_plan_between`."""
+    """`verify_plan_between` the arguments and results of a graph."""
     graph = captured.module.graph
     arguments = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
     (returned,) = graph.output_node().args

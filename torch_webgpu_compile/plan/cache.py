@@ -93,6 +93,20 @@ def load(key: str, folder: str | None, verify: Verify) -> Plan | None:
     return found
 
 
+def load_by_way(key: str, folder: str, verify: Verify) -> Plan | None:
+    """As `load`, where an entry of the folder has named ``key``: it follows from nothing that asks.
+
+    So one from memory, which was only verified against who asked first, is verified, too.
+    """
+    found = load(key, folder, verify)
+    try:
+        if found is not None:
+            verify(found)
+    except VerificationError:
+        return None
+    return found
+
+
 def _read_plan(key: str, folder: str, verify: Verify) -> Plan | None:
     text = _read(key, "plan", folder)
     if text is None:
