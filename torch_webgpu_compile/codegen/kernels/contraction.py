@@ -11,9 +11,10 @@ from ...ir.buffers import Buffer
 from ...ir.factors import BYTES
 from ...ir.graph import AnchorGroup, ContractionGroup
 from ...ir.nodes import Contraction
-from ...ir.scalar import Scalar
+from ...ir.scalar import Index, Scalar, loads_of
+from ...ir.spaces import numbered
 from ...plan.model import KernelCall
-from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product
+from ...symbolic.sizes import ZERO, Expr, as_expr, ceildiv, iteration, product, symbols_of
 from ...target import Target
 from ..hardening.spelling import all_of
 from ..tilings.contraction import (
@@ -107,6 +108,7 @@ class _ProductKernel:
                 "tiling": tiling,
                 "columns": width,
                 "dialect": dialect_of(self.builder.target),
+                "has_windows": any(map(_has_windows, self.nodes)),
                 "most_missed": MOST_MISSED,
                 "shifts": self._shifts(),
                 "tiles_at_once": tiles_at_once,
@@ -249,6 +251,20 @@ class _ProductKernel:
             load_operand(builder, node, *one, axis, tile, depth, run, element)
             for node, one in found
         ]
+
+
+def _has_windows(node: Contraction) -> bool:
+    """Whether an operand is read at sums of outer and inner positions, as convolutions read."""
+    inner = set(numbered("k", node.inner))
+    outer = {*numbered("m", node.rows), *numbered("n", node.columns)}
+    entries = (
+        set(symbols_of(entry.expr))
+        for operand in (node.lhs, node.rhs)
+        for load in loads_of(operand)
+        for entry in load.index
+        if isinstance(entry, Index)
+    )
+    return any(symbols & inner and symbols & outer for symbols in entries)
 
 
 def _iterations(inner: Expr, tiling: MatmulTiling) -> Expr:
