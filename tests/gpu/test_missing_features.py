@@ -24,6 +24,12 @@ DIVIDENDS = torch.where(EXTREME == _LOW, 7, EXTREME)
 DIVISORS = torch.where(DIVIDENDS == 0, 5, DIVIDENDS)
 FLOATS = torch.tensor([0.0, -0.0, 1.5, -1.5, 2.0**31, -(2.0**40), 1e18, -1e18, 0.99, -(2.0**63)])
 
+
+def truncated(a: Tensor, b: int) -> Tensor:
+    """The quotient without its fraction."""
+    return torch.div(a, b, rounding_mode="trunc")
+
+
 INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "sums": (lambda a, b: (a + b, a - b, -a, a.abs(), a.sign()), (EXTREME[:, None], EXTREME)),
     "products": (lambda a, b: (a * b, a**3, a.square()), (EXTREME[:, None], EXTREME)),
@@ -36,6 +42,14 @@ INTEGERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
             torch.gcd(a, b),
         ),
         (DIVIDENDS[:, None], DIVISORS),
+    ),
+    "quotients that 32 bits hold, or may not": (
+        lambda i: tuple(
+            operator(i.long(), divisor)
+            for divisor in (1, 7, 2**31 - 1, 2**31, -1, -7)
+            for operator in (torch.floor_divide, torch.remainder, torch.fmod, truncated)
+        ),
+        (torch.tensor([-(2**31), 1 - 2**31, -8, -7, -1, 0, 1, 6, 2**31 - 1], dtype=torch.int32),),
     ),
     "comparisons": (
         lambda a, b: (a < b, a <= b, a == b, a != b, a > b, a >= b, a.minimum(b), a.maximum(b)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,3 +47,37 @@ def test_constants_and_positions_are_two_words() -> None:
     compiled = compile_function(lambda: torch.arange(7) * 2**33, target=BROWSER)
     main = compiled.plan.kernels[0].wgsl.split("fn main(")[1]
     assert "tw_words_mul(vec2<u32>(0u, 2u), tw_words_of_i32(" in main
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (5, 3, 4)])
+def test_positions_are_divided_in_32_bits(sizes: tuple[int, ...]) -> None:
+    """Those of a sort in a flattened tensor, as of ``torch.unique``, by sizes and products."""
+
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten().sort().values
+
+    plan = compile_function(ordered, torch.ones(sizes), dynamic=True, target=BROWSER).plan
+    text = "".join(kernel.wgsl for kernel in plan.kernels)
+    assert "= tw_floor_divide_i32(" in text
+    assert not divisions_in_words(text)
+
+
+def divisions_in_words(text: str) -> list[str]:
+    return re.findall(r"= tw_words_(\w+_divide|remainder|fmod)\(", text)
+
+
+def test_what_32_bits_may_not_hold_is_divided_in_words() -> None:
+    """-2³¹ // -1 is 2³¹; and what a caller's int64 is, or n³, nothing says."""
+    numbers, wide = torch.ones(8, dtype=torch.int32), torch.ones(6, 8).long()
+
+    def divisions(function: Callable[..., torch.Tensor]) -> list[str]:
+        plan = compile_function(function, numbers, wide, dynamic=True, target=BROWSER).plan
+        return divisions_in_words(plan.kernels[0].wgsl)
+
+    assert not divisions(lambda i, a: i.long() // 7 % i.shape[0])
+    assert divisions(lambda i, a: i.long() // -1)
+    assert divisions(lambda i, a: i.long() % 2**31)
+    assert divisions(lambda i, a: i.long() // i.shape[0] ** 3)
+    assert divisions(lambda i, a: i.long() // a)
+    assert divisions(lambda i, a: a // 7)
+    assert divisions(lambda i, a: (i.long() + 1) // 7)

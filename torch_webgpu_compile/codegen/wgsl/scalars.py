@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
+from itertools import takewhile
 
 from ... import dtypes
 from ...dtypes import DType
@@ -520,7 +521,7 @@ class Renderer:
             width = dtypes.int32 if modular or is_position else self.int64
             position = cast(self._index(expr, width), node.dtype, self.let)
             return position_as_float(position, self.per_lane(expr))
-        bounded = self._narrow(node) if node.name in _BOUNDED else None
+        bounded = self._narrow(node) if _stays_narrow(node) else None
         if bounded is not None:
             return cast(bounded, self.in_wgsl(node.dtype), self.let)
         args = [self.render(a) for a in node.args]
@@ -590,7 +591,8 @@ class Renderer:
             return self._checked(node)
         expr = as_index(node)
         if expr is not None:
-            return self._index(expr, dtypes.int32) if self._is_narrow(expr) else None
+            fits = self._is_narrow(expr) or (is_of_sizes(expr) and self.bindings.is_count(expr))
+            return self._index(expr, dtypes.int32) if fits else None
         if isinstance(node, Op) and node.name == "cast" and node.dtype is dtypes.int64:
             (inner,) = node.args
             if (
@@ -602,11 +604,11 @@ class Renderer:
         known = self._member(node) if isinstance(node, Load) else None
         if known is not None and known.narrow:
             return Text(known.narrow, known.lanes, dtypes.int32)
-        if isinstance(node, Op) and node.name in _BOUNDED and node.dtype is dtypes.int64:
+        if isinstance(node, Op) and node.dtype is dtypes.int64 and _stays_narrow(node):
             # A driver may see through these: i | i is the widened i again.
             given = node.args[1:] if node.name == "where" else node.args
-            narrowed = [self._narrow(a) for a in given]
-            if all(a is not None for a in narrowed):
+            narrowed = list(takewhile(lambda a: a is not None, map(self._narrow, given)))
+            if len(narrowed) == len(given):
                 condition = [self.render(node.args[0])] if node.name == "where" else []
                 operands = [*condition, *(a for a in narrowed if a is not None)]
                 result = Op(node.name, node.args, dtypes.int32)
@@ -626,3 +628,15 @@ class Renderer:
 _BOUNDED = frozenset(
     {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "minimum", "maximum", "where"}
 )
+_DIVISIONS = frozenset({"trunc_divide", "floor_divide", "fmod", "remainder"})
+
+
+def _stays_narrow(node: Op) -> bool:
+    """Whether 32 bits hold the result of an operator on int64s where they hold its operands.
+
+    Not that of a division by -1: -2³¹ gives 2³¹. One by 0 has no result.
+    """
+    if node.name not in _DIVISIONS:
+        return node.name in _BOUNDED
+    divisor = as_index(node.args[1])
+    return divisor is not None and is_nonnegative(divisor)

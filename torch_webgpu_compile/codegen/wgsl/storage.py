@@ -17,7 +17,7 @@ from ...errors import AdapterError, IndexCheck, OutOfMemoryError
 from ...ir.buffers import Buffer
 from ...ir.scalar import Load, scalar_symbols
 from ...plan.model import STATUS, STATUS_NBYTES, Binding, KernelBinding
-from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, product, upper_bound
+from ...symbolic.sizes import INT32, ZERO, Expr, Symbol, as_expr, mod, product, upper_bound
 from ...target import Target, Window
 from ...user_wgsl.modules import WgslFunction
 from ..values import Text
@@ -70,6 +70,17 @@ class Bindings:
         return frozenset(
             atoms[0] for atoms in single if len(atoms) == 1 and isinstance(atoms[0], Symbol)
         )
+
+    def is_count(self, expr: Expr) -> bool:
+        """Whether sizes make the number of elements of a buffer, or of a part: one below 2³¹.
+
+        The runtime checks it, as it is computed in 32 bits then.
+        """
+        numels = [buffer.numel for buffer in self.buffers.values()]
+        if not any(n is not ZERO and mod(n, expr) is ZERO for n in numels):
+            return False
+        self.narrow[expr] = None
+        return True
 
     def function(self, buffer: str, verb: str) -> str:
         """The WGSL name of an access to a buffer.
