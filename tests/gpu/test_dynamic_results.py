@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tests.accuracy import adapter_name
 from torch_webgpu_compile import counters
 
 pytestmark = [pytest.mark.rotates(2), pytest.mark.usefixtures("fresh")]
@@ -62,10 +61,6 @@ def _rows(x: Tensor) -> Any:
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_sizes_that_come_from_data_in_one_graph(function: Function, device: str) -> None:
     """One graph for all of them, and the same plans: the sizes are read between these."""
-    if function is _kinds and "SwiftShader" in adapter_name():
-        pytest.skip(
-            "its compiler takes minutes for the 16 divisions of int64 of a sort's positions"
-        )
     compiled = torch.compile(function, backend="webgpu", dynamic=True, fullgraph=True)
     plans = 0
     sizes = (30, 9, 70, 41)
