@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-    from functorch.compile import min_cut_rematerialization_partition
+    from functorch.compile import aot_module_simplified, min_cut_rematerialization_partition
     from torch import (
         Tensor,
         _check,
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
     from torch._dynamo.source import ConstantSource, RandomValueSource
     from torch._dynamo.utils import counters as dynamo_counters
+    from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd.autograd_cache import (  # type: ignore[attr-defined]
         BundledAOTAutogradCacheArtifact,
     )

@@ -7,11 +7,12 @@ or a forward graph and, when the first gradient is asked for, a backward graph.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -28,6 +29,8 @@ from ...torch_private import (
     OutputType,
     TracingContext,
     aot_autograd,
+    aot_module_simplified,
+    functorch_config,
     is_traceable_wrapper_subclass,
     min_cut_rematerialization_partition,
 )
@@ -66,6 +69,7 @@ _numbers = itertools.count()
 _REFUSE = on_fallback("error")
 _IN_GRAPH = (MutationType.NOT_MUTATED, MutationType.MUTATED_IN_GRAPH)
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 AOTCompiler = Callable[[GraphModule, Sequence[Any]], BoxedFunction]
 GraphCompiler = Callable[[CapturedGraph, Phase], BoxedFunction]
 
@@ -188,14 +192,14 @@ class GraphCapture:
         self._rewrite(module, passes.DYNAMO)
         storing = self._hooks.storing
         made = storing.compiler if storing is not None else lambda compile: compile
-        trace = aot_autograd(
-            fw_compiler=made(self.compile_forward),
-            bw_compiler=made(self.compile_backward),
-            inference_compiler=made(self.compile_inference),
-            decompositions=self._state.rules.decompositions,
-            partition_fn=self.partition,
-            keep_inference_input_mutations=True,
-        )
+        settings = {
+            "fw_compiler": made(self.compile_forward),
+            "bw_compiler": made(_untraced(self.compile_backward)),
+            "inference_compiler": made(self.compile_inference),
+            "decompositions": self._state.rules.decompositions,
+            "partition_fn": self.partition,
+            "keep_inference_input_mutations": True,
+        }
         context = nullcontext() if storing is None else storing.capturing()
         guards = _guards_of_aot()
         with (
@@ -205,7 +209,7 @@ class GraphCapture:
             own_rules.install(),
             context,
         ):
-            traced: Callable[..., Any] = trace(module, self.inputs)
+            traced = _traced(module, self.inputs, settings)
         is_all = self.parts is None and _guards_of_aot() == guards
         self._hooks.on_traced(self.direct if is_all else None)
         is_repeatable = self.direct is None and self.may_run_again and not self.is_random
@@ -237,7 +241,7 @@ class GraphCapture:
         self.refused = self._reported(reason_against(graph))
         self.is_random = any(map(is_random, graph.graph.nodes))
         self._rewrite(graph, passes.TRACED, passes.JOINT)
-        with fusible_operators.install():
+        with fusible_operators.install(), functorch_config.patch(cse=False):
             return min_cut_rematerialization_partition(graph, *arguments, **keywords)
 
     def compile_forward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -326,6 +330,35 @@ class GraphCapture:
         draft = passes.run(draft, self._state, passes.SEVERAL)
         plan = Composer(self._state, self._hooks.plan, self._hooks.on_host).compose(draft)
         return self._hooks.composed(plan, draft.phase, draft.captured.static_inputs)
+
+
+def _traced(
+    module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """What AOTAutograd makes of Dynamo's graph: as `aot_autograd`, which loads Inductor for logs.
+
+    That takes a quarter of a second of a program's first call.
+    """
+    has_parts = any(isinstance(value, (tuple, list, dict)) for value in inputs)
+    if has_parts or os.environ.get("TORCH_COMPILE_DEBUG") == "1":
+        result: Callable[..., Any] = aot_autograd(**settings)(module, inputs)
+        return result
+    traced: Callable[..., Any] = aot_module_simplified(module, inputs, **settings)
+    return _disabled(traced)
+
+
+def _untraced(compile: AOTCompiler) -> AOTCompiler:
+    """A compiler that runs in the backward pass, where Dynamo may trace: not it, nor its result."""
+
+    def compiled(graph: GraphModule, inputs: Sequence[Any]) -> BoxedFunction:
+        return _disabled(_disabled(compile)(graph, inputs))
+
+    return compiled
+
+
+def _disabled(function: _Function) -> _Function:
+    disable: Callable[..., _Function] = torch.compiler.disable
+    return disable(function, reason="what is compiled is not traced again")
 
 
 def _results_on_host(graph: GraphModule, saved: frozenset[int]) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from ..control_flow.parts import Divided, Division, HostNumbers
 from ..tracing import Rules, take_seeds
 from . import patterns, recompute
 from .argument_views import ArgumentViews, take_forwarded, take_views
+from .common_calls import merge_common_calls
 
 _NO_VIEWS = ArgumentViews()
 
@@ -201,6 +202,7 @@ CAPTURE_PASSES: tuple[Pass, ...] = (
     Pass("recompute_constants", JOINT, JOINT, _in_place(recompute.recompute_constants)),
     Pass("recompute_masks", JOINT, JOINT, _in_place(recompute.recompute_masks)),
     Pass("split_log_softmax", JOINT, JOINT, _in_place(recompute.split_log_softmax)),
+    Pass("merge_common_calls", JOINT, JOINT, _in_place(merge_common_calls)),
     # For inference, forward or backward. What no one plan can hold is divided.
     Pass("take_views", PHASE, PHASE, _take_views),
     Pass("take_forwarded", RETURNED, RETURNED, _take_forwarded),
