@@ -49,8 +49,9 @@ from .target import Target
 
 DEBUG_STAGES = (
     *("replace_attention", "replace_calls", "inline_operators", "keep_seeds"),
-    *("recompute_constants", "recompute_masks", "split_log_softmax", "take_views"),
-    *("take_forwarded", "divide", "take_numbers", "take_seeds", "separate_complex", "fx", "ir"),
+    *("recompute_constants", "recompute_masks", "split_log_softmax", "merge_common_calls"),
+    *("take_views", "take_forwarded", "divide", "take_numbers", "take_seeds", "separate_complex"),
+    *("fx", "ir"),
     *("store_float16_in_words", "split_attention", "drop_unit_symbols", "eliminate_common_nodes"),
     *("find_causal_masks", "bound_keys_by_mask", "recompute_statistics", "forward_cache_writes"),
     *("inline_producers", "choose_layouts", "split_contractions", "split_weight_gradients"),

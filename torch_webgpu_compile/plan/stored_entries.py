@@ -26,6 +26,7 @@ KINDS = {
     "graph": "graphs with one",
     "dynamo": "graphs of Dynamo's with one",
     "dawn": "kernels, as Dawn compiled them",
+    "template": "templates of kernels, as Python's code",
 }
 """What there is in the folder, by the ending of its files' names."""
 _NAME = re.compile(rf"[0-9a-f]{{64}}\.({'|'.join(KINDS)})(\.\w{{8}}\.tmp)?")

@@ -1,0 +1,47 @@
+"""`TemplateCode`: what Jinja makes of templates, kept for other processes.
+
+A process that renders kernels needs some twenty templates, for which Jinja takes half a second.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jinja2
+from jinja2.bccache import Bucket, BytecodeCache
+
+from ...options import from_environment
+from ...plan.cache_folder import CacheFolder, digest_of
+from ...plan.stored_entries import file_name, prune_at_times
+
+
+class TemplateCode(BytecodeCache):
+    """Python's bytecode of templates, in the cache folder that the environment names.
+
+    Jinja compares digests of the sources. An entry that is damaged, or another Python's, is made
+    again.
+    """
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Gives the bucket the code that was kept, if there is some."""
+        folder = from_environment().cache
+        if folder is None:
+            return
+        key = _key(bucket)
+        content = CacheFolder(folder).read(file_name(key, "template"), key)
+        if content is not None:
+            bucket.bytecode_from_string(content)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keeps the code of the bucket."""
+        folder = from_environment().cache
+        if folder is None:
+            return
+        key, content = _key(bucket), bucket.bytecode_to_string()
+        if CacheFolder(folder).write(file_name(key, "template"), key, content):
+            prune_at_times(folder, len(content))
+
+
+def _key(bucket: Bucket) -> str:
+    parts = bucket.key, jinja2.__version__, sys.version
+    return digest_of(part.encode() for part in parts)
