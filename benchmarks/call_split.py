@@ -96,9 +96,6 @@ def split() -> Iterator[Split]:
 
         return call
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        return within(PYTORCH, aot_autograd(*args, **kwargs))
-
     def create_pipeline(native: Any, kernel: Any, *args: Any) -> Any:
         start = time.perf_counter()
         made = create(native, kernel, *args)
@@ -113,14 +110,14 @@ def split() -> Iterator[Split]:
     def end(_: object) -> None:
         found.leave()
 
-    aot_autograd, partition = aot.aot_autograd, aot.min_cut_rematerialization_partition
+    traced, partition = aot.aot_module_simplified, aot.min_cut_rematerialization_partition
     create, lock = NativeBackend.create_pipeline, threading.Lock()
     waiting = within(PIPELINES, PipelineCache.compile_many)
     entries = ("compile_inference", "compile_forward", "compile_backward", "partition")
     with ExitStack() as stack:
         for place, name, replaced in (
             (backend, "compile_module", within(OURS, backend.compile_module)),
-            (aot, "aot_autograd", traced),
+            (aot, "aot_module_simplified", within(PYTORCH, traced)),
             (aot, "min_cut_rematerialization_partition", within(PYTORCH, partition)),
             (PipelineCache, "compile_many", waiting),
             (NativeBackend, "create_pipeline", create_pipeline),

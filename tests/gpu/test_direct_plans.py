@@ -75,17 +75,12 @@ def again(tmp_path, monkeypatch):
     """Compiles a function as a process would that is started again; counts what it traces."""
     traced = []
 
-    def counting(*arguments: Any, **keywords: Any) -> Any:
-        trace = original(*arguments, **keywords)
+    def counting(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        traced.append(module)
+        return original(module, *arguments, **keywords)
 
-        def run(module: Any, inputs: Any) -> Any:
-            traced.append(module)
-            return trace(module, inputs)
-
-        return run
-
-    original = aot.aot_autograd
-    monkeypatch.setattr(aot, "aot_autograd", counting)
+    original = aot.aot_module_simplified
+    monkeypatch.setattr(aot, "aot_module_simplified", counting)
     options = {"cache": str(tmp_path / "cache"), "fallback": "silent"}
 
     def compiled(function: Any, **keywords: Any) -> tuple[Any, list[Any]]:
