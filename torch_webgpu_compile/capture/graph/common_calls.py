@@ -35,6 +35,8 @@ def merge_common_calls(module: GraphModule) -> int:
                 node.replace_all_uses_with(first)
                 module.graph.erase_node(node)
                 count += 1
+    if count:
+        module.recompile()
     return count
 
 

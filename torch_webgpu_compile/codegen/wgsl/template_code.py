@@ -11,15 +11,16 @@ import jinja2
 from jinja2.bccache import Bucket, BytecodeCache
 
 from ...options import from_environment
-from ...plan.cache_folder import CacheFolder, digest_of
+from ...plan.cache import installed
+from ...plan.cache_folder import CacheFolder
 from ...plan.stored_entries import file_name, prune_at_times
 
 
 class TemplateCode(BytecodeCache):
     """Python's bytecode of templates, in the cache folder that the environment names.
 
-    Jinja compares digests of the sources. An entry that is damaged, or another Python's, is made
-    again.
+    Entries are this installation's, as Jinja's settings are in them, too: an edit of the package
+    makes others. One that is damaged is made again.
     """
 
     def load_bytecode(self, bucket: Bucket) -> None:
@@ -43,5 +44,4 @@ class TemplateCode(BytecodeCache):
 
 
 def _key(bucket: Bucket) -> str:
-    parts = bucket.key, jinja2.__version__, sys.version
-    return digest_of(part.encode() for part in parts)
+    return installed(f"{bucket.key} {jinja2.__version__} {sys.version}")
