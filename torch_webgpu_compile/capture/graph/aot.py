@@ -194,7 +194,7 @@ class GraphCapture:
         made = storing.compiler if storing is not None else lambda compile: compile
         settings = {
             "fw_compiler": made(self.compile_forward),
-            "bw_compiler": made(_untraced(self.compile_backward)),
+            "bw_compiler": made(self.compile_backward),
             "inference_compiler": made(self.compile_inference),
             "decompositions": self._state.rules.decompositions,
             "partition_fn": self.partition,
@@ -209,7 +209,7 @@ class GraphCapture:
             own_rules.install(),
             context,
         ):
-            traced = _traced(module, self.inputs, settings)
+            traced = _traced(module, self.inputs, settings, is_stored=storing is not None)
         is_all = self.parts is None and _guards_of_aot() == guards
         self._hooks.on_traced(self.direct if is_all else None)
         is_repeatable = self.direct is None and self.may_run_again and not self.is_random
@@ -333,17 +333,20 @@ class GraphCapture:
 
 
 def _traced(
-    module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]
+    module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], is_stored: bool
 ) -> Callable[..., Any]:
-    """What AOTAutograd makes of Dynamo's graph: as `aot_autograd`, which loads Inductor for logs.
+    """What AOTAutograd makes of Dynamo's graph.
 
-    That takes a quarter of a second of a program's first call.
+    That is what `aot_autograd` does, which takes a quarter of a second of a program's first call to
+    load Inductor, for logs. It is left what has to do with what it wraps: parts and stored graphs.
     """
     has_parts = any(isinstance(value, (tuple, list, dict)) for value in inputs)
-    if has_parts or os.environ.get("TORCH_COMPILE_DEBUG") == "1":
-        result: Callable[..., Any] = aot_autograd(**settings)(module, inputs)
-        return result
-    traced: Callable[..., Any] = aot_module_simplified(module, inputs, **settings)
+    traced: Callable[..., Any]
+    if has_parts or is_stored or os.environ.get("TORCH_COMPILE_DEBUG") == "1":
+        traced = aot_autograd(**settings)(module, inputs)
+        return traced
+    backward = _untraced(settings["bw_compiler"])
+    traced = aot_module_simplified(module, inputs, **{**settings, "bw_compiler": backward})
     return _disabled(traced)
 
 
