@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("captured")
 # ---- PyTorch's own samples
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.filterwarnings("ignore:testlib.mutating_custom_op")
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ PROGRAMS: list[tuple[Function, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(
     ("function", "arguments", "options"), PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS]
 )
@@ -192,7 +192,7 @@ def test_an_associative_scan_in_its_default_mode() -> None:
         torch.testing.assert_close(got.cpu(), xs.cumsum(0))
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize("length", [2, 100, 300])
 def test_an_associative_scan_in_blocks(length: int) -> None:
     """A few kernels of loops, whatever the length; and the gradients."""

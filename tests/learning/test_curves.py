@@ -24,7 +24,7 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.rotates(8)
+@pytest.mark.rotates(12)
 @pytest.mark.parametrize("form", ["eager", "compiled"])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_curve_is_that_of_the_cpu(name: str, form: str) -> None:

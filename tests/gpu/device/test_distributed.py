@@ -12,7 +12,7 @@ import torch
 from tests.gpu.device.processes import ROOT, run, run_python
 
 pytestmark = [
-    pytest.mark.rotates(9),  # each process imports torch, and compiles
+    pytest.mark.rotates(14),  # each process imports torch, and compiles
     pytest.mark.skipif(
         not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
         reason="this PyTorch has no gloo",

@@ -21,7 +21,7 @@ from torch_webgpu_compile import counters
 from torch_webgpu_compile.fallbacks import FallbackWarning
 
 pytestmark = [
-    pytest.mark.rotates(2),
+    pytest.mark.rotates(4),
     pytest.mark.filterwarnings("ignore"),  # of deprecated operators
 ]
 
