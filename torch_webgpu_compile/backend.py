@@ -39,7 +39,7 @@ from .runtime.device import Device, device_for, opened_devices, reopened
 from .stages import Stage
 from .tensors import devices
 from .tensors.determinism import switched
-from .torch_private import tree_leaves, versions
+from .torch_private import compiled_autograd, tree_leaves, versions
 from .tuning.autotune import tuner
 from .tuning.machines import measured_target
 
@@ -164,13 +164,15 @@ def compile_module(
 
     name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
     is_looked_for = name is None and observer is None and options.target is None
+    in_backward = compiled_autograd.in_compiled_autograd_region
     with showing("a graph"):
         known = DirectPlan(module, example_inputs, origin.target, options, is_looked_for)
         found = known.find(module, example_inputs)
         if found is not None:
             compiled = callable_of(found, None)
-            return Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
-        return aot.capture(
+            traced = Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
+            return _filled(traced) if in_backward else traced
+        traced = aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
@@ -183,6 +185,17 @@ def compile_module(
                 shows=options.shows if observer is None else lambda name: True,
             ),
         )
+        return _filled(traced) if in_backward else traced
+
+
+def _filled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph of compiled autograd, whose arguments are what forward graphs saved."""
+
+    def filled(*arguments: Any) -> Any:
+        saved_on_gpu.fill(tree_leaves(arguments))
+        return call(*arguments)
+
+    return filled
 
 
 def _device_at(index: int | None, options: CompileOptions) -> Device:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from torch._C._nn import scaled_dot_product_attention
     from torch._decomp import core_aten_decompositions, decomposition_table
     from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import compiled_autograd
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.aot_compile_types import SerializableCallable
     from torch._dynamo.backends.common import aot_autograd

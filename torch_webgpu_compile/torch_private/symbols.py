@@ -110,6 +110,7 @@ _FATAL = (
     ("torch._dynamo.backends.common", "aot_autograd", "graphs of Dynamo"),
     ("torch._dynamo", "config=dynamo_config", "graphs of Dynamo"),
     ("torch._functorch", "config=functorch_config", "graphs of Dynamo"),
+    ("torch._dynamo", "compiled_autograd", "gradients that Dynamo traces"),
     (
         "torch._functorch._aot_autograd.schemas",
         "MutationType OutputType",
