@@ -8,8 +8,8 @@ from torch import nn
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_step_whose_backward_pass_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "compiled_autograd", True)
+@torch._dynamo.config.patch(compiled_autograd=True)
+def test_a_step_whose_backward_pass_is_traced() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2))
     x = torch.randn(4, 8)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
