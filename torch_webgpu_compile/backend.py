@@ -164,15 +164,13 @@ def compile_module(
 
     name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
     is_looked_for = name is None and observer is None and options.target is None
-    in_backward = compiled_autograd.in_compiled_autograd_region
     with showing("a graph"):
         known = DirectPlan(module, example_inputs, origin.target, options, is_looked_for)
         found = known.find(module, example_inputs)
         if found is not None:
             compiled = callable_of(found, None)
-            traced = Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
-            return _filled(traced) if in_backward else traced
-        traced = aot.capture(
+            return Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
+        return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
@@ -185,7 +183,6 @@ def compile_module(
                 shows=options.shows if observer is None else lambda name: True,
             ),
         )
-        return _filled(traced) if in_backward else traced
 
 
 def _filled(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +225,8 @@ def webgpu(
         AdapterError: there is no usable GPU.
         UnsupportedOp: see `compile_graph`.
     """
-    return compile_module(module, example_inputs, resolve(mode, options))
+    compiled = compile_module(module, example_inputs, resolve(mode, options))
+    return _filled(compiled) if compiled_autograd.in_compiled_autograd_region else compiled
 
 
 def _open_default() -> None:

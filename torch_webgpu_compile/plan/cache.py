@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ..errors import VerificationError
 from . import serialize
-from .cache_folder import CacheFolder, digest_of
+from .cache_folder import digest_of
 from .lru_cache import LruCache
 from .model import Plan
-from .stored_entries import file_name, prune_at_times
+from .stored_entries import file_name, read_entry, write_entry
 from .verify import verify_plan
 
 Verify = Callable[[Plan], None]
@@ -158,18 +158,15 @@ def installed(key: str) -> str:
 
 
 def _read(key: str, kind: str, folder: str) -> bytes | None:
-    own = installed(key)
-    content = CacheFolder(folder).read(file_name(own, kind), own)
+    content = read_entry(installed(key), kind, folder)
     if content is not None:
         _used[key, kind] = folder
     return content
 
 
 def _write(key: str, kind: str, content: bytes, folder: str) -> None:
-    own = installed(key)
-    if CacheFolder(folder).write(file_name(own, kind), own, content):
+    if write_entry(installed(key), kind, content, folder):
         _used[key, kind] = folder
-        prune_at_times(folder, len(content))
 
 
 # ---- entries from here to there

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cache_folder import CacheFolder
+
 MAX_NBYTES = 1 << 30
 _KEPT_NBYTES = MAX_NBYTES // 10 * 9  # so that not every entry that is stored removes one
 _PRUNE_NBYTES = 64 << 20
@@ -37,6 +39,19 @@ _written: dict[str, int] = {}
 def file_name(key: str, kind: str) -> str:
     """The name of the file with the entry of ``key``, which is of one of `KINDS`."""
     return f"{key}.{kind}"
+
+
+def read_entry(key: str, kind: str, folder: str) -> bytes | None:
+    """What `write_entry` was given; None if there is no such entry, or a damaged one."""
+    return CacheFolder(folder).read(file_name(key, kind), key)
+
+
+def write_entry(key: str, kind: str, content: bytes, folder: str) -> bool:
+    """Keeps an entry, and the folder within its bounds; whether it could. See `CacheFolder`."""
+    is_written = CacheFolder(folder).write(file_name(key, kind), key, content)
+    if is_written:
+        prune_at_times(folder, len(content))
+    return is_written
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..plan.cache_folder import CacheFolder, digest_of
-from ..plan.stored_entries import file_name, prune_at_times
+from ..plan.cache_folder import digest_of
+from ..plan.stored_entries import read_entry, write_entry
 from .interface import Handle
 
 DAWN_VERSION = "v20261009.190412"
@@ -34,15 +34,13 @@ class BlobCache:
     def __init__(self, ffi: Any, folder: str) -> None:
         self._ffi = ffi
         self._folder = folder
-        self._entries = CacheFolder(folder)
         self._found: dict[int, bytes] = {}  # by the thread that is about to ask for it again
 
     def load(self, key_nbytes: int, key: Handle, nbytes: int, blob: Handle, *_: Any) -> int:
         """The size in bytes of a key's blob, 0 without one; then Dawn asks again with memory."""
         thread = threading.get_ident()
         if not nbytes:
-            name = self._name(key_nbytes, key)
-            content = self._entries.read(file_name(name, "dawn"), name)
+            content = read_entry(self._name(key_nbytes, key), "dawn", self._folder)
             if content:
                 self._found[thread] = content
             return len(content or b"")
@@ -54,9 +52,8 @@ class BlobCache:
 
     def store(self, key_nbytes: int, key: Handle, nbytes: int, blob: Handle, *_: Any) -> None:
         """Keeps a blob."""
-        name = self._name(key_nbytes, key)
-        if self._entries.write(file_name(name, "dawn"), name, self._ffi.buffer(blob, nbytes)[:]):
-            prune_at_times(self._folder, nbytes)
+        content = self._ffi.buffer(blob, nbytes)[:]
+        write_entry(self._name(key_nbytes, key), "dawn", content, self._folder)
 
     def _name(self, key_nbytes: int, key: Handle) -> str:
         return digest_of((self._ffi.buffer(key, key_nbytes)[:],))

@@ -108,8 +108,8 @@ _FATAL = (
     ("torch.utils._sympy.value_ranges", "ValueRanges", "arithmetic on sizes"),
     # Dynamo and AOTAutograd
     ("torch._dynamo.backends.common", "aot_autograd", "graphs of Dynamo"),
+    ("functorch.compile", "aot_module_simplified", "graphs of Dynamo"),
     ("torch._dynamo", "config=dynamo_config", "graphs of Dynamo"),
-    ("torch._functorch", "config=functorch_config", "graphs of Dynamo"),
     ("torch._dynamo", "compiled_autograd", "gradients that Dynamo traces"),
     (
         "torch._functorch._aot_autograd.schemas",
@@ -161,7 +161,7 @@ _FATAL = (
 # Without one of these what needs it raises an error, and all else works.
 _USE = (
     ("functorch.compile", "min_cut_rematerialization_partition", "compiled training"),
-    ("functorch.compile", "aot_module_simplified", "graphs of Dynamo"),
+    ("torch._functorch", "config=functorch_config", "compiled training"),
     ("torch._functorch.partitioners", "_size_of", "compiled training with attention masks"),
     ("torch.autograd.grad_mode", "_unsafe_preserve_version_counter", "optimizers on lists"),
     ("torch._C", "_current_autograd_node", "`torch.autograd.detect_anomaly`"),

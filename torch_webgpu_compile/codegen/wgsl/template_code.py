@@ -12,8 +12,7 @@ from jinja2.bccache import Bucket, BytecodeCache
 
 from ...options import from_environment
 from ...plan.cache import installed
-from ...plan.cache_folder import CacheFolder
-from ...plan.stored_entries import file_name, prune_at_times
+from ...plan.stored_entries import read_entry, write_entry
 
 
 class TemplateCode(BytecodeCache):
@@ -28,19 +27,15 @@ class TemplateCode(BytecodeCache):
         folder = from_environment().cache
         if folder is None:
             return
-        key = _key(bucket)
-        content = CacheFolder(folder).read(file_name(key, "template"), key)
+        content = read_entry(_key(bucket), "template", folder)
         if content is not None:
             bucket.bytecode_from_string(content)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Keeps the code of the bucket."""
         folder = from_environment().cache
-        if folder is None:
-            return
-        key, content = _key(bucket), bucket.bytecode_to_string()
-        if CacheFolder(folder).write(file_name(key, "template"), key, content):
-            prune_at_times(folder, len(content))
+        if folder is not None:
+            write_entry(_key(bucket), "template", bucket.bytecode_to_string(), folder)
 
 
 def _key(bucket: Bucket) -> str:
