@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.rotation import Past
@@ -63,6 +64,11 @@ class Ledger:
 
     path: Path
     context: str
+
+    @staticmethod
+    def of(path: Path, provider: str) -> Ledger:
+        """That of runs on a provider (``auto``: what is taken by default) with this PyTorch."""
+        return Ledger(path, f"{provider}, torch {version('torch')}")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -1,10 +1,10 @@
 """Which tests a run takes of those that take turns.
 
-A test marked ``rotates(n)`` takes part in one run of n; the cases of a function are spread evenly
-over the runs. In a file that rotates, ``rotates(1)`` marks a test that runs each time, as no other
-one finds its fault (`tests.faults`). `tests.turns` asks here with what it knows from the ledger
-(`tests.ledger`): then a run takes as many as are a share, those first that passed longest ago.
-Without a ledger the commit decides.
+A test marked ``rotates(n)`` takes part in one run of n, or of more if its function takes long
+(`tests.durations`); the cases of a function are spread evenly over the runs. ``rotates(1)`` marks a
+test that runs each time, as no other one finds its fault (`tests.faults`). `tests.turns` asks here
+with what it knows from the ledger (`tests.ledger`): then a run takes as many as are a share, those
+first that passed longest ago. Without a ledger the commit decides.
 
 A turn is a number. The share of a key moves with it by the golden section, not by one: whatever
 constant number of turns lies between two runs (pushes of several commits, runs of other folders),
@@ -132,7 +132,8 @@ def chosen(cases: Collection[Case], turn: int, past: Mapping[str, Past] | None =
         # Functions stay together, so that each turn has some of every function's cases.
         members.sort(key=lambda case: (case.function, mixed(case.test)))
         path, shares = members[0].path, members[0].shares
-        first = share_of(path, turn, shares)
+        # Families of one path do not come in the same turn: those of long tests would take longer.
+        first = share_of(f"{path} {shares}", turn, shares)
         waits = {case.test: (k - first) % shares for k, case in enumerate(members)}
         count = sum(wait == 0 for wait in waits.values())
 

@@ -1,8 +1,9 @@
 """The pytest plugin of turns: leaves out the tests whose turn it is not, and keeps the ledger.
 
-Naming tests leaves out none of them: a file, ``path::name``, ``-k`` or ``-m``; so does
-``--every-case``. Folders take turns, and so do names with ``--in-turn``. ``--one-of 16`` has all
-tests take turns: one marked ``rotates(n)`` runs in one of ``max(n, 16)``.
+A test takes turns if it is marked ``rotates(n)`` or takes long (`tests.durations`). Naming tests
+leaves out none of them: a file, ``path::name``, ``-k`` or ``-m``; so does ``--every-case``. Folders
+take turns, and so do names with ``--in-turn``. ``--one-of 16`` has all tests take turns: one marked
+``rotates(n)`` runs in one of ``max(n, 16)``.
 ``--changed`` runs what depends on a change (`tests.changed`), and little of the rest.
 
 Only the process that started the run reads and writes the ledger (`tests.ledger`): xdist's workers
@@ -15,15 +16,15 @@ import os
 import sqlite3
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import changed, rotation
+from tests import changed, durations, rotation
 from tests.ledger import Ledger, Outcome, path_from_environment
 from tests.rotation import NEVER, Case, Past
 
@@ -99,8 +100,7 @@ def _planned(config: pytest.Config) -> tuple[Plan, Keeper]:
     plan, ledger, title = Plan(rotation.turn_of_commit()), None, "turn {} of the commit"
     path = path_from_environment()
     if path is not None and not config.option.collectonly:
-        provider = os.environ.get("TORCH_WEBGPU_PROVIDER") or "auto"
-        ledger = Ledger(path, f"{provider}, torch {version('torch')}")
+        ledger = Ledger.of(path, os.environ.get("TORCH_WEBGPU_PROVIDER") or "auto")
         try:
             plan = Plan(ledger.begin(plan.turn), ledger.read())
             title = f"turn {{}} of {path}"
@@ -146,8 +146,9 @@ class Turns:
         """Leaves out the tests whose turn it is not; those that failed come first."""
         past, near = self._plan.past, self._near_tests(items)
         shares = self._shares or (1 if self._plan.near is None else _REST)
+        count = Counter(durations.function_of(item.nodeid) for item in items)
         cases = [
-            Case(item.nodeid, getattr(item, "originalname", item.name), max(shares, _marked(item)))
+            Case(item.nodeid, _name(item), max(shares, _shares(item, count)))
             for item in items
             if item.nodeid not in near and not self.is_named(item)
         ]
@@ -230,9 +231,16 @@ def _operator(item: pytest.Item) -> str:
     return name.rpartition(".")[2] if isinstance(name, str) else ""
 
 
-def _marked(item: pytest.Item) -> int:
+def _name(item: pytest.Item) -> str:
+    return str(getattr(item, "originalname", item.name))
+
+
+def _shares(item: pytest.Item, cases: Mapping[str, int]) -> int:
     marker = item.get_closest_marker("rotates")
-    return 1 if marker is None else int(marker.args[0])
+    marked = 1 if marker is None else int(marker.args[0])
+    if marker is not None and marked == 1:
+        return 1
+    return max(marked, durations.shares(item.nodeid, cases[durations.function_of(item.nodeid)]))
 
 
 class Keeper:

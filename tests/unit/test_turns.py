@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import changed
+from tests import changed, durations
 from tests.ledger import Ledger, Outcome, path_from_environment
 from tests.rotation import Case, Past, chosen, share_of
 from tests.turns import Plan, Turns
@@ -77,6 +77,14 @@ def test_what_failed_comes_next_and_nothing_is_lost() -> None:
     found = chosen(cases, 8, past)
     assert few < found
     assert len(found) == 4
+
+
+def test_what_takes_long_is_left_to_fewer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durations, "recorded", lambda: {"tests/test_a.py::f": 0.4})
+    assert durations.MOST_SECONDS == 1.0
+    shares = [durations.shares("tests/test_a.py::f[3]", cases) for cases in (1, 2, 3, 20)]
+    assert shares == [1, 1, 2, 8]
+    assert durations.shares("tests/test_a.py::g[3]", 100) == 1
 
 
 # ---- the ledger
