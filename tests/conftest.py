@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,15 @@ def captured(fresh: None) -> Iterator[None]:
     config = torch._dynamo.config
     with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         yield
+
+
+@pytest.fixture
+def kept_garbage() -> Iterator[None]:
+    """Garbage of other tests stays what it is, with its memory and its devices."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

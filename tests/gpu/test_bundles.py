@@ -124,6 +124,7 @@ def test_data_decide(folder, model):
     assert bundle.state("seen") == 2
 
 
+@pytest.mark.usefixtures("kept_garbage")
 def test_state_stays_on_the_gpu(folder):
     bundle = load_bundle(folder)
     for name, inputs in CALLS.items():

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -92,15 +91,6 @@ def test_buckets_waste_little() -> None:
         assert bucket >= max(16, nbytes)
         assert bucket <= max(nbytes * 1.125, nbytes + 16)
         assert bucket_nbytes(bucket) == bucket
-
-
-@pytest.fixture
-def kept_garbage() -> Iterator[None]:
-    """Garbage of other tests keeps its memory: it would come back to the pool in between."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("kept_garbage")

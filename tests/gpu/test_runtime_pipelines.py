@@ -225,6 +225,7 @@ def test_dawn_keeps_what_it_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(loads)
 
 
+@pytest.mark.usefixtures("kept_garbage")  # a device of another test ends in a callback of Dawn's
 def test_interrupts_while_dawn_asks_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
