@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sympy.core.cache import clear_cache
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 import torch_webgpu_compile
@@ -275,6 +278,21 @@ def test_data_decide_what_a_bundle_runs(tmp_path):
     close(bundle.run("turned", x=x.numpy())["output"], turn(turn(turn(x))))
     with pytest.raises(InputError, match=r"find: .* does not hold, at deciding.py:.*_check"):
         bundle.run("find", x=np.ones((3, 4)))
+
+
+def test_symbols_are_told_by_what_they_are(tmp_path, monkeypatch):
+    """Once a symbol has left sympy's cache, PyTorch may give another one that is equal."""
+    replace = ShapeEnv.replace
+
+    def other(env, expression):
+        found = pickle.dumps(replace(env, expression))
+        clear_cache()
+        return pickle.loads(found)
+
+    monkeypatch.setattr(ShapeEnv, "replace", other)
+    x = torch.tensor([1.0, -1, 2])
+    bundle = load_bundle(export(lambda x: x[x > 0] * 2, (x,), tmp_path / "b"))
+    np.testing.assert_allclose(bundle.run("forward", {"x": -x.numpy()})["output"], [2])
 
 
 @torch.no_grad()

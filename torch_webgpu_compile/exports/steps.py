@@ -383,7 +383,7 @@ def keep_equal(graph: Graph) -> None:
         env = number.node.shape_env
         (symbol,) = number.node._expr.free_symbols
         instead = env.replace(symbol)
-        if instead is symbol:
+        if instead == symbol:  # sympy makes another one once its cache has dropped the first
             known.add(symbol)
             continue
         node.meta["val"] = fresh = env.create_unbacked_symint()
