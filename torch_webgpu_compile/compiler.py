@@ -539,7 +539,7 @@ def _take_known(state: Compilation, key: str) -> bool:
     known = plan_cache.load_way(key, "graph", state.options.cache)
     if known is None:
         return False
-    plan_key, depends = known.split()
+    plan_key, depends = known.decode().split()
     verify = partial(verify_plan_of, state.captured)
     found = plan_cache.load_by_way(plan_key, state.options.cache, verify)
     if found is None:
@@ -559,7 +559,7 @@ def _store_known(state: Compilation, key: str) -> None:
     assert state.options.cache is not None
     if not any(isinstance(node, HostCall) for node in state.graph.nodes):
         known = f"{state.key} {state.depends_on_determinism}"
-        plan_cache.store_way(key, "graph", known, state.options.cache)
+        plan_cache.store_way(key, "graph", known.encode(), state.options.cache)
         state.is_known = True
 
 

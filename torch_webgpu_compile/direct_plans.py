@@ -61,7 +61,7 @@ class DirectPlan:
         known = plan_cache.load_way(self._key, "dynamo", self._folder) if self._key else None
         if known is None:
             return None
-        plan_key, *static = known.split()
+        plan_key, *static = known.decode().split()
         verify = partial(verify_plan_between, inputs, {}, aot.results_of(module))
         found = plan_cache.load_by_way(plan_key, self._folder, verify)
         if found is None:
@@ -85,5 +85,5 @@ class DirectPlan:
         for compiled, plan_key, static in self._offered:
             if compiled is direct:
                 way = " ".join((plan_key, *map(str, sorted(static))))
-                plan_cache.store_way(self._key, "dynamo", way, self._folder)
+                plan_cache.store_way(self._key, "dynamo", way.encode(), self._folder)
         self._offered.clear()

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _MAX_NBYTES = 256 << 20  # of their constants
 _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to write them
+_SENT = ("plan", "graph", "dynamo", "call")  # what other machines can use
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
 _used: dict[tuple[str, str], str] = {}  # folders by keys and kinds of entries
@@ -134,19 +135,19 @@ def store(key: str, plan: Plan, folder: str | None) -> None:
         _write(key, "plan", text, folder)
 
 
-def load_way(key: str, kind: str, folder: str) -> str | None:
-    """What `store_way` was given for a graph of this kind with this key."""
-    found = _read(key, kind, folder)
-    return None if found is None else found.decode()
+def load_way(key: str, kind: str, folder: str) -> bytes | None:
+    """What `store_way` was given for this key."""
+    return _read(key, kind, folder)
 
 
-def store_way(key: str, kind: str, text: str, folder: str) -> None:
-    """Keeps the way from a graph to its plan.
+def store_way(key: str, kind: str, content: bytes, folder: str) -> None:
+    """Keeps the way to a plan from what it is of.
 
     Args:
-        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's.
+        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's, ``call`` of
+            an operator's call.
     """
-    _write(key, kind, text.encode(), folder)
+    _write(key, kind, content, folder)
 
 
 def installed(key: str) -> str:
@@ -184,7 +185,7 @@ def take_entry(name: str, data: bytes, folder: str) -> None:
     """Keeps an entry of `used_entries` of another process, or machine, with the same sources."""
     sources, _, content = data.partition(b"\n")
     key, _, kind = name.partition(".")
-    if sources.decode(errors="replace") == sources_digest() and kind in ("plan", "graph", "dynamo"):
+    if sources.decode(errors="replace") == sources_digest() and kind in _SENT:
         _write(key, kind, content, folder)
     else:
         _log.info("%s is of another version of torch-webgpu-compile", name)

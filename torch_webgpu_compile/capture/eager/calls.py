@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from ...captured import CapturedGraph, Phase
-from ...torch_private import TreeSpec
+from ...torch_private import TreeSpec, tree_structure, tree_unflatten
 from .numbers import LeafNumbers
 
 
@@ -59,13 +59,13 @@ Result = Output | ResultArgument | Constant
 
 
 @dataclass(frozen=True)
-class CapturedCall:
-    """A call as a graph.
+class CallInterface:
+    """How the leaves and results of a call are those of its graph. It can be pickled.
 
     Leaves are those of ``torch.utils._pytree.tree_flatten((args, kwargs))``, in that order.
 
     Attributes:
-        captured, phase: what `backend.compile_graph` takes.
+        phase: what `compiler.compile_graph` takes.
         arguments: the leaf that each of the graph's arguments is, a tensor or an integer. The graph
             may have two more. First, if there are ``numbers``: a vector of them. Then, with
             ``phase.seeds``, random seeds: int32 (seeds, 2).
@@ -80,7 +80,6 @@ class CapturedCall:
             (lengths of lists, names of keywords), which have a `TensorSpec` for each tensor.
     """
 
-    captured: CapturedGraph
     phase: Phase
     arguments: tuple[int, ...]
     numbers: LeafNumbers | None
@@ -90,3 +89,29 @@ class CapturedCall:
     mutated: tuple[int, ...]
     resized: tuple[int, ...]
     accepts: Callable[[Sequence[Any]], bool]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # PyTorch warns where a `TreeSpec` is unpickled: an example of its structure will do.
+        example = tree_unflatten([0] * self.results_spec.num_leaves, self.results_spec)
+        values = {known.name: getattr(self, known.name) for known in fields(CallInterface)}
+        return _unpickled, ({**values, "results_spec": example},)
+
+
+def _unpickled(values: dict[str, Any]) -> CallInterface:
+    return CallInterface(**{**values, "results_spec": tree_structure(values["results_spec"])})
+
+
+@dataclass(frozen=True)
+class CapturedCall(CallInterface):
+    """A call as a graph.
+
+    Attributes:
+        captured: what `compiler.compile_graph` takes.
+    """
+
+    captured: CapturedGraph
+
+    @property
+    def interface(self) -> CallInterface:
+        """The rest."""
+        return CallInterface(*(getattr(self, known.name) for known in fields(CallInterface)))

@@ -173,6 +173,11 @@ def apply_op(op: OpOverload, positional: Sequence[Any], named: dict[str, Any]) -
     return laid_out(op, arguments, function(*arguments, **without_placement(named)))
 
 
+def next_name(op: OpOverload) -> str:
+    """A name for the graph of another call."""
+    return f"eager{next(_numbers)}_{_short(op)}"
+
+
 def _short(op: OpOverload) -> str:
     return op._schema.name.split("::")[-1]
 
@@ -215,7 +220,6 @@ def _call(
     captured = CapturedGraph(name, traced.module, frozenset(), inputs.offsets, places)
     draft = run(Draft(captured, Phase("inference")), State(_rules_of(native)), CALL)
     return CapturedCall(
-        draft.captured,
         draft.phase,
         taken,
         numbers,
@@ -225,6 +229,7 @@ def _call(
         mutated,
         tuple(taken[position] for position in traced.resized),
         inputs.guard(mutated),
+        draft.captured,
     )
 
 
@@ -239,12 +244,13 @@ def _take_numbers(
     found = expressions_of(graph, symbols) if inputs.numbers else ()
     if not found:
         return {}, None
-    entries = sorted((LeafNumber(expr, symbols) for expr in found), key=lambda n: n.last_leaf)
+    entries = {str(expr): LeafNumber.of(expr, symbols) for expr in found}
+    order = sorted(entries, key=lambda text: entries[text].last_leaf)
     position = len(graph.find_nodes(op="placeholder"))
     with inputs.mode:
-        add_argument(graph, "numbers", torch.empty((len(entries),), dtype=dtype))
-    places = {str(entry.expr): (position, k) for k, entry in enumerate(entries)}
-    return places, LeafNumbers(entries, dtype)
+        add_argument(graph, "numbers", torch.empty((len(order),), dtype=dtype))
+    places = {text: (position, k) for k, text in enumerate(order)}
+    return places, LeafNumbers([entries[text] for text in order], dtype)
 
 
 def _check_schema(op: OpOverload) -> None:
@@ -287,7 +293,8 @@ def _results(
 ) -> tuple[tuple[Result, ...], TreeSpec]:
     """Ends the graph with an output node; what the call's results are."""
     graph = traced.module.graph
-    leaves, spec = tree_flatten(traced.results)
+    found = traced.results
+    leaves, spec = tree_flatten(tuple(found) if isinstance(found, tuple) else found)
     placeholders = graph.find_nodes(op="placeholder")
     positions = {node: k for k, node in enumerate(placeholders)}
     outputs: list[Any] = []

@@ -9,7 +9,6 @@ that its guards accept would have been traced alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,34 +27,24 @@ from ...torch_private import (
     ValueRanges,
     int_oo,
 )
-from .arguments import MAX_INT, key_of, overlap
+from .arguments import MAX_INT, key_of
 from .calls import TensorSpec
+from .guards import (
+    Alike,
+    AlikeLeaf,
+    AlikeNumber,
+    AlikeTensor,
+    Guard,
+    LeafSource,
+    LeafSymbol,
+    all_leaves,
+)
 
 _CPU = torch.device("cpu")
 
 Int = int | torch.SymInt
 
 _LISTS = ("sizes", "strides")  # of a `TensorSpec`
-
-
-@dataclass(frozen=True, slots=True)
-class _LeafSource:
-    """Where an integer or number is found among the leaves of a call."""
-
-    leaf: int
-    field: str = ""
-    dim: int | None = None
-
-    def read(self, leaves: Sequence[Any]) -> Any:
-        return self.of(leaves[self.leaf])
-
-    def of(self, value: Any) -> Any:
-        if self.field:
-            value = getattr(value, self.field)
-        return value if self.dim is None else value[self.dim]
-
-    def __str__(self) -> str:
-        return f"leaf{self.leaf}{self.field}{'' if self.dim is None else self.dim}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +111,9 @@ class Inputs:
         self.mode = FakeTensorMode(shape_env=self._env)
         if sizes is not None:
             self.mode.cache_enabled = False  # it doubles the time of a call that is traced once
-        self._symbols: dict[str, _LeafSource] = {}
+        self._symbols: dict[str, LeafSource] = {}
         self._classes: dict[str, SizeClass] = {}
-        self._derived: list[tuple[_LeafSource, torch.SymInt]] = []
+        self._derived: list[tuple[LeafSource, torch.SymInt]] = []
         self.values: list[Any] = []
         self.offsets: dict[int, Int] = {}
         self.numbers: dict[int, torch.SymFloat] = {}
@@ -141,13 +130,12 @@ class Inputs:
                     self.values.append(symbol)
                     taken.append(k)
             elif k in chosen:
-                self.numbers[k] = self._number(leaf, _LeafSource(k))
+                self.numbers[k] = self._number(leaf, LeafSource(k))
         self.leaves = tuple(taken)
-        self._constant = [self._constants(k) for k in range(len(leaves))]
 
     def _whole_number(self, value: int, leaf: int) -> Int:
         """A symbol for an integer argument; of a size one within its class, or a constant."""
-        place = _LeafSource(leaf)
+        place = LeafSource(leaf)
         if self._sizes is not None and leaf in self._sizes.integers:
             return self._size(value, place)
         symbol = self._symbol(value, place)
@@ -155,7 +143,7 @@ class Inputs:
             self._env.var_to_range[symbol.node.expr] = ValueRanges(-MAX_INT, -1)
         return symbol
 
-    def _size(self, value: int, place: _LeafSource) -> Int:
+    def _size(self, value: int, place: LeafSource) -> Int:
         """A symbol within the size's class, or a multiple of one; or a constant."""
         if self._sizes is None or (place.leaf, place.dim) in self._sizes.fixed:
             return value
@@ -164,11 +152,11 @@ class Inputs:
 
     def _offset(self, value: int, leaf: int) -> Int:
         """A symbol for an offset that is not 0: no other matters to the code, but as a multiple."""
-        place = _LeafSource(leaf, "offset")
+        place = LeafSource(leaf, "offset")
         found = None if self._sizes is None else size_class(value, False, least=1)
         return value if found is None else self._classified(value, found, place)
 
-    def _classified(self, value: int, found: SizeClass, place: _LeafSource) -> Int:
+    def _classified(self, value: int, found: SizeClass, place: LeafSource) -> Int:
         count = value // found.unit
         symbol = self._symbol(count, place)
         expr = symbol.node.expr
@@ -177,7 +165,7 @@ class Inputs:
         self._env.var_to_range[expr] = ValueRanges(found.lower, most)
         return symbol * found.unit if found.unit > 1 else symbol
 
-    def _symbol(self, value: int, place: _LeafSource) -> torch.SymInt:
+    def _symbol(self, value: int, place: LeafSource) -> torch.SymInt:
         source, kind = ConstantSource(str(place)), DimDynamic.DYNAMIC
         symbol = self._env.create_symbol(
             value,
@@ -191,7 +179,7 @@ class Inputs:
         assert isinstance(made, torch.SymInt)
         return made
 
-    def _number(self, value: float, place: _LeafSource) -> torch.SymFloat:
+    def _number(self, value: float, place: LeafSource) -> torch.SymFloat:
         source = ConstantSource(str(place))
         symbol = self._env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
         self._symbols[str(symbol)] = place
@@ -206,7 +194,7 @@ class Inputs:
         if first != leaf:
             return self._like(self.values[self._taken.index(first)], spec, leaf)
         sizes = [
-            self._size(size, _LeafSource(leaf, "sizes", dim)) for dim, size in enumerate(spec.sizes)
+            self._size(size, LeafSource(leaf, "sizes", dim)) for dim, size in enumerate(spec.sizes)
         ]
         return _fake(self.mode, spec.dtype, sizes, self._strides(spec, leaf, sizes))
 
@@ -215,7 +203,7 @@ class Inputs:
         for name, values in zip(_LISTS, (first.shape, first.stride()), strict=True):
             for dim, value in enumerate(values):
                 if isinstance(value, torch.SymInt):
-                    self._derived.append((_LeafSource(leaf, name, dim), value))
+                    self._derived.append((LeafSource(leaf, name, dim), value))
         return _fake(self.mode, spec.dtype, first.shape, first.stride())
 
     def _strides(self, spec: TensorSpec, leaf: int, sizes: Sequence[Int]) -> list[Int]:
@@ -223,7 +211,7 @@ class Inputs:
         strides: dict[int, Int] = {}
         products: dict[int, Int] = {}
         for dim in sorted(range(len(sizes)), key=lambda d: (spec.strides[d], spec.sizes[d], -d)):
-            value, place = spec.strides[dim], _LeafSource(leaf, "strides", dim)
+            value, place = spec.strides[dim], LeafSource(leaf, "strides", dim)
             found = products.get(value)
             if value < 2 or isinstance(found, int):
                 strides[dim] = value
@@ -257,64 +245,34 @@ class Inputs:
         return frozenset(k for k in places & self.numbers.keys() if not self._chosen[k])
 
     def guard(self, mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
-        """Whether the graph holds for other leaves: every assumption of the trace, evaluated."""
-        readers = [
-            _reader_of(place, self._classes.get(name), place.read(self._all))
-            for name, place in self._symbols.items()
-        ]
-        derived = [place for place, _ in self._derived]
-        condition, strides = self._compiled()
-        constant = self._constant
-
-        def accepts(leaves: Sequence[Any]) -> bool:
-            if len(leaves) != len(constant):
-                return False
-            if not all(same(leaf) for same, leaf in zip(constant, leaves, strict=True)):
-                return False
-            values = [read(leaves) for read in readers]
-            if None in values or not condition(*values):
-                return False
-            if [place.read(leaves) for place in derived] != strides(*values):
-                return False
-            return not overlap([leaves[k] for k in mutated])
-
-        return accepts
-
-    def _compiled(self) -> tuple[Callable[..., bool], Callable[..., list[int]]]:
-        """The guards, and the strides that follow from sizes, as functions of the symbols."""
+        """Whether the graph holds for other leaves: every assumption of the trace."""
         printer = PythonPrinter()
-        names = ", ".join(self._symbols)
-        guards = [f"({printer.doprint(guard.expr)})" for guard in self._guards]
-        strides = [printer.doprint(stride.node.expr) for _, stride in self._derived]
-        scope = {"math": math, "torch": torch}
-        condition = eval(f"lambda {names}: {' and '.join(guards) or 'True'}", scope)
-        return condition, eval(f"lambda {names}: [{', '.join(strides)}]", scope)
+        symbols = tuple(
+            LeafSymbol(name, place, self._classes.get(name), place.read(self._all) < 0)
+            for name, place in self._symbols.items()
+        )
+        guard = Guard(
+            tuple(map(self._constants, range(len(self._all)))),
+            symbols,
+            tuple(printer.doprint(guard.expr) for guard in self._guards),
+            tuple((place, printer.doprint(size.node.expr)) for place, size in self._derived),
+            tuple(mutated),
+        )
+        return guard.accepts
 
-    def _constants(self, leaf: int) -> Callable[[Any], bool]:
-        """Whether another leaf agrees with what is not a symbol in one of ours."""
+    def _constants(self, leaf: int) -> Alike:
+        """What another leaf has to have in common with one of ours: all that is not a symbol."""
         own = self._all[leaf]
         places = (*self._symbols.values(), *(place for place, _ in self._derived))
         symbolic = {place for place in places if place.leaf == leaf}
-        if _LeafSource(leaf) in symbolic:
-            kind, special = type(own), self._chosen[leaf]
-            return lambda other: type(other) is kind and other not in special
+        if LeafSource(leaf) in symbolic:
+            return AlikeNumber(type(own), self._chosen[leaf])
         if not symbolic:
-            wanted = key_of(own)
-            return lambda other: bool(key_of(other) == wanted)
-        rank, elements = len(own.sizes), (own.dtype, own.conj, own.neg)
-        parts = [_LeafSource(leaf, name, dim) for name in _LISTS for dim in range(rank)]
-        parts.append(_LeafSource(leaf, "offset"))
-        fixed = [(place, place.of(own)) for place in parts if place not in symbolic]
-
-        def agrees(other: Any) -> bool:
-            return (
-                isinstance(other, TensorSpec)
-                and (other.dtype, other.conj, other.neg) == elements
-                and len(other.sizes) == rank
-                and all(place.of(other) == value for place, value in fixed)
-            )
-
-        return agrees
+            return AlikeLeaf(key_of(own))
+        parts = [LeafSource(leaf, name, k) for name in _LISTS for k in range(len(own.sizes))]
+        parts.append(LeafSource(leaf, "offset"))
+        fixed = tuple((place, place.of(own)) for place in parts if place not in symbolic)
+        return AlikeTensor((own.dtype, own.conj, own.neg), len(own.sizes), fixed)
 
 
 class LaneInputs(Inputs):
@@ -336,9 +294,9 @@ class LaneInputs(Inputs):
         super().__init__(leaves, chosen, Sizes())
 
     def _offset(self, value: int, leaf: int) -> Int:
-        return self._symbol(value, _LeafSource(leaf, "offset"))
+        return self._symbol(value, LeafSource(leaf, "offset"))
 
-    def _size(self, value: int, place: _LeafSource) -> Int:
+    def _size(self, value: int, place: LeafSource) -> Int:
         if (place.field, place.dim, value) != ("sizes", 0, self._length):
             return value
         if self._shared is None:
@@ -354,28 +312,7 @@ class LaneInputs(Inputs):
         names = {name for name, place in self._symbols.items() if place.field}
         if any(str(s) in names for guard in self._guards for s in guard.expr.free_symbols):
             raise UnsupportedOp("a call on lists", "it depends on the size", "give it")
-        return lambda leaves: True
-
-
-def _reader_of(
-    place: _LeafSource, known: SizeClass | None, own: float
-) -> Callable[[Sequence[Any]], int | float | None]:
-    """Reads the value that a symbol stands for; None where it cannot stand for what is there.
-
-    Of integers that are no sizes, 0 and 1 are never symbols, negative ones are a class of their
-    own, and all fit into a kernel's parameter. Floats are finite.
-    """
-
-    def read(leaves: Sequence[Any]) -> int | float | None:
-        value = place.read(leaves)
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None
-        if known is not None:
-            return known.count(value) if value <= MAX_INT else None
-        alike = -MAX_INT <= value < 0 if own < 0 else 2 <= value <= MAX_INT
-        return value if alike else None
-
-    return read
+        return all_leaves
 
 
 def _fake(

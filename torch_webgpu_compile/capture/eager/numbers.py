@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,15 +46,30 @@ def _add(expr: sympy.Expr, symbols: Mapping[str, int], found: dict[sympy.Expr, N
 
 @dataclass(frozen=True)
 class LeafNumber:
-    """An expression of floats, and the leaf of a call that each of its symbols is."""
+    """An expression of floats among the leaves of a call.
 
-    expr: sympy.Expr
-    symbols: Mapping[str, int]
+    Attributes:
+        text: as Python code with ``{k}`` for number k of the floats that it reads.
+        leaves: what these are.
+    """
+
+    text: str
+    leaves: tuple[int, ...]
+
+    @staticmethod
+    def of(expr: sympy.Expr, symbols: Mapping[str, int]) -> LeafNumber:
+        """An expression of symbols, each of which is a leaf."""
+        read: list[int] = []
+        return LeafNumber(_Printer(symbols, read).doprint(expr), tuple(read))
 
     @property
     def last_leaf(self) -> int:
         """The last of the leaves that it is computed from."""
-        return max(self.symbols[str(symbol)] for symbol in self.expr.free_symbols)
+        return max(self.leaves)
+
+    def with_leaves(self, leaves: Sequence[int]) -> LeafNumber:
+        """The same of other leaves, by the position of those that it reads now."""
+        return replace(self, leaves=tuple(leaves[k] for k in self.leaves))
 
 
 class LeafNumbers:
@@ -71,9 +86,12 @@ class LeafNumbers:
         self.dtype = dtype
         self.compute = _computed(self.entries, "d" if dtype is torch.float64 else "f")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LeafNumbers, (self.entries, self.dtype)
+
 
 def _computed(entries: Sequence[LeafNumber], code: str) -> Callable[[Sequence[Any]], bytes]:
-    printed = [_Printer(entry.symbols).doprint(entry.expr) for entry in entries]
+    printed = [entry.text.format(*(f"leaves[{k}]" for k in entry.leaves)) for entry in entries]
     text = f"lambda leaves: ({''.join(f'{expr}, ' for expr in printed)})"
     compute = eval(text, {"math": math, "torch": torch})
     compute_ieee = eval(text, {"math": np, "torch": torch})
@@ -91,11 +109,15 @@ def _computed(entries: Sequence[LeafNumber], code: str) -> Callable[[Sequence[An
 
 
 class _Printer(PythonPrinter):
-    """Writes symbols as what they are among the leaves."""
+    """Writes braces for symbols, and notes the leaves that these are."""
 
-    def __init__(self, symbols: Mapping[str, int]) -> None:
+    def __init__(self, symbols: Mapping[str, int], read: list[int]) -> None:
         super().__init__()
-        self._symbols_by_name = symbols
+        self._leaves_by_name = symbols
+        self._read = read
 
     def _print_Symbol(self, expr: sympy.Symbol) -> str:
-        return f"leaves[{self._symbols_by_name[str(expr)]}]"
+        leaf = self._leaves_by_name[str(expr)]
+        if leaf not in self._read:
+            self._read.append(leaf)
+        return f"{{{self._read.index(leaf)}}}"

@@ -7,8 +7,9 @@ same calls. A sequence's own plan only says on which tensors its forms run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,20 +18,25 @@ from ... import progress
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature
 from ...capture.eager.arguments import number_dtype
-from ...capture.eager.calls import CapturedCall, Constant, Output, TensorSpec
+from ...capture.eager.calls import CallInterface, CapturedCall, Constant, Output, TensorSpec
 from ...capture.eager.numbers import LeafNumber, LeafNumbers
 from ...capture.eager.sequence import (
     Lane,
     LaneLayout,
+    Local,
     SequenceCall,
     capture_lane,
     divide,
     layout_of,
 )
-from ...captured import CapturedGraph, Phase
+from ...captured import Phase
 from ...compiler import compile_graph, native_operators
-from ...errors import UnsupportedOp
+from ...counters import counters
+from ...errors import UnsupportedOp, VerificationError
 from ...ir.lanes import Lanes
+from ...node_text import argument_text
+from ...plan import cache as plan_cache
+from ...plan.cache_folder import digest_of
 from ...plan.lru_cache import LruCache
 from ...plan.model import Plan, PlanBuffer, PlanOutput
 from ...plan.placing import Placed, place
@@ -40,8 +46,9 @@ from ...symbolic.sizes import as_expr, storage_span
 from ...tensors import devices
 from ...tensors.determinism import switched
 from ...torch_ops.dtypes import dtype_of
-from ...torch_private import tree_structure
+from ...torch_private import tree_map_only, tree_structure
 from .compiled_op import CompiledOp, eager_options
+from .stored_calls import call_key, read_call, write_call
 
 _MOST_FORMS = 256
 _MOST_LANES = 1 << 10  # more than a dispatch has room for
@@ -51,21 +58,32 @@ class _Form:
     """The compiled graphs of lanes of one kind.
 
     Args:
-        call: the captured lane.
-        lane: the one that was captured.
+        call: what is known of them: of a captured lane, or stored.
+        captured: captures the lane.
+        lane: the one that is captured.
         leaves: of its sequence.
         device: what it is compiled for.
+        key: of what is stored of it; "" if nothing is.
 
     Attributes:
         numbers: what a lane reads of numbers, those that all lanes share first.
         shared_numbers: how many of them all lanes share.
+        fixed: the lane's leaves whose values are part of the code, and these.
         room: lanes of a plan, at most.
     """
 
     def __init__(
-        self, call: CapturedCall, lane: Lane, leaves: Sequence[Any], device: Device
+        self,
+        call: CallInterface,
+        captured: Callable[[], CapturedCall],
+        lane: Lane,
+        leaves: Sequence[Any],
+        device: Device,
+        key: str,
     ) -> None:
         self.call = call
+        self._captured = captured
+        self._key = key
         self.device = device
         self._own = len(lane.own)
         first = self._own + len(lane.shared)
@@ -76,13 +94,13 @@ class _Form:
         self._lanes = Lanes(_MOST_LANES, self._own, bool(self.numbers), self.shared_numbers)
         floats = range(first, len(lane.leaves))
         fixed = [k for k in floats if k not in call.free_numbers]
-        self._fixed = [(k, leaves[lane.leaves[k]].hex()) for k in fixed]
+        self.fixed = [(k, leaves[lane.leaves[k]].hex()) for k in fixed]
         self._plans: dict[int, Plan] = {}
         self.room = _MOST_LANES
 
     def holds(self, lane: Lane, leaves: Sequence[Any]) -> bool:
         """Whether it computes another lane of the same kind, with that lane's numbers."""
-        return all(leaves[lane.leaves[k]].hex() == value for k, value in self._fixed)
+        return _holds(self.fixed, lane, leaves)
 
     def plan(self, count: int) -> Plan:
         """The plan of ``count`` lanes, or of as many as there is room for."""
@@ -96,14 +114,40 @@ class _Form:
         return found
 
     def _compiled(self, count: int) -> Plan:
-        call, device = self.call, self.device
         options = switched(eager_options())
+        key = self._key and digest_of([f"{self._key} {self.fixed} {count}".encode()])
+        found = plan_cache.load(key, options.cache, self._verify) if key else None
+        if found is not None:
+            counters.add(plan_cache_hits=1, plans_compiled=1)
+            return found
+        call, device = self._captured(), self.device
         lanes = replace(self._lanes, count=count)
         with progress.shown(
             call.captured.name, lambda: device.pipelines.progress, options.progress
         ):
             state = compile_graph(call.captured, call.phase, device.target, options, lanes=lanes)
+        if key:
+            plan_cache.store(key, state.plan, options.cache)
         return state.plan
+
+    def _verify(self, plan: Plan) -> None:
+        lanes, rest = divmod(len(plan.inputs) - self._shared, self._own)
+        if rest or lanes < 1:
+            raise VerificationError(f"plan {plan.name}: inputs are not those of lanes")
+
+
+def _holds(fixed: Iterable[tuple[int, str]], lane: Lane, leaves: Sequence[Any]) -> bool:
+    return all(leaves[lane.leaves[k]].hex() == value for k, value in fixed)
+
+
+def _text(lane: Lane, layout: LaneLayout, wanted: Sequence[int], held_in: torch.dtype) -> str:
+    """All that decides what becomes of a lane but numbers; raises `Unreadable`."""
+    calls = [
+        f"{op}{argument_text(tree_map_only(Local, repr, [args, kwargs]))}"
+        for op, args, kwargs in lane.calls
+    ]
+    numbers = len(lane.shared_numbers), len(lane.own_numbers)
+    return "\n".join((*calls, f"{layout} {tuple(wanted)} {held_in} {numbers}"))
 
 
 _forms: LruCache[Any, list[_Form]] = LruCache(_MOST_FORMS)
@@ -196,16 +240,32 @@ class _Placing:
         for form in known:
             if form.device is self._device and form.holds(lane, self._leaves):
                 return form
-        native = native_operators()
-        try:
-            call = capture_lane(lane, layout, self._leaves, key[-1], native)
-        except UnsupportedOp:
-            if not layout.length:
-                raise
-            whole_layout = replace(layout, length=0)
-            call = capture_lane(lane, whole_layout, self._leaves, key[-1], native)
-        form = _Form(call, lane, self._leaves, self._device)
+        form = self._stored_form(lane, layout, key[-1])
         known.append(form)
+        return form
+
+    def _stored_form(self, lane: Lane, layout: LaneLayout, wanted: Sequence[int]) -> _Form:
+        """A form that is stored, or else of the lane, which is captured."""
+        leaves, options = self._leaves, switched(eager_options())
+        text = partial(_text, lane, layout, wanted, self._held_in)
+        key = call_key((op for op, _, _ in lane.calls), text, self._device.target, options)
+
+        @cache
+        def captured() -> CapturedCall:
+            native = native_operators()
+            try:
+                return capture_lane(lane, layout, leaves, wanted, native)
+            except UnsupportedOp:
+                if not layout.length:
+                    raise
+                return capture_lane(lane, replace(layout, length=0), leaves, wanted, native)
+
+        stored = read_call(key, options)
+        is_known = stored is not None and _holds(stored[1], lane, leaves)
+        call: CallInterface = stored[0] if is_known else captured().interface
+        form = _Form(call, captured, lane, leaves, self._device, key)
+        if not is_known:
+            write_call(key, (call, form.fixed), options)
         return form
 
     def _place(
@@ -228,9 +288,9 @@ class _Placing:
         if form.numbers:
             common = form.shared_numbers
             start = len(self._numbers)
-            self._numbers += [_of_sequence(number, first) for number in form.numbers[:common]]
+            self._numbers += [n.with_leaves(first.leaves) for n in form.numbers[:common]]
             for lane, _ in lanes:
-                self._numbers += [_of_sequence(number, lane) for number in form.numbers[common:]]
+                self._numbers += [n.with_leaves(lane.leaves) for n in form.numbers[common:]]
             inputs.append(len(self._inputs))
             layouts.append(((len(self._numbers) - start,), start))
         fixed = {k for k in range(len(first.leaves)) if k not in form.call.free_numbers}
@@ -254,8 +314,7 @@ class _Placing:
         floats = [(k, leaf) for k, leaf in enumerate(self._leaves) if type(leaf) is float]
         fixed = [(k, leaf.hex()) for k, leaf in floats if k not in self._free]
         return CompiledOp(
-            CapturedCall(
-                CapturedGraph(plan.name, torch.fx.GraphModule({}, torch.fx.Graph()), frozenset()),
+            CallInterface(
                 signature.phase,
                 tuple(range(len(self._inputs))),
                 LeafNumbers(self._numbers, self._held_in) if self._numbers else None,
@@ -269,12 +328,6 @@ class _Placing:
             graph,
             len(self._leaves),
         )
-
-
-def _of_sequence(number: LeafNumber, lane: Lane) -> LeafNumber:
-    """A number of a lane's leaves as one of the sequence's."""
-    names = map(str, number.expr.free_symbols)
-    return LeafNumber(number.expr, {name: lane.leaves[number.symbols[name]] for name in names})
 
 
 def _laid_out(output: PlanOutput, spec: TensorSpec) -> PlanOutput:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, assert_never
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ... import progress
+from ...callables.compiled_graph import PlanAt
 from ...callables.device_graph import DeviceGraph
 from ...callables.signature import Signature, SignatureVariant
 from ...capture.eager.arguments import groups_of_equals
 from ...capture.eager.calls import (
+    CallInterface,
     CapturedCall,
     Constant,
     Output,
@@ -25,10 +27,12 @@ from ...capture.eager.calls import (
     TensorSpec,
 )
 from ...capture.eager.capture import capture_call
-from ...compiler import compile_graph, loops_of, native_operators
+from ...compiler import Compilation, compile_graph, loops_of, native_operators
 from ...errors import UnsupportedOp
 from ...options import CompileOptions, resolve
+from ...plan.model import Plan
 from ...runtime.buffers import AnyBuffer
+from ...runtime.device import Device
 from ...symbolic.sizes import evaluate
 from ...target import BINDING_ALIGNMENT
 from ...tensors import devices
@@ -38,6 +42,7 @@ from ...tensors.generators import draw_seeds
 from ...tensors.storages import data_ptr
 from ...torch_private import OpOverload, TreeSpec, tree_leaves, tree_unflatten
 from . import outputs
+from .stored_calls import CompiledCall, StoredCall
 
 aten = torch.ops.aten
 
@@ -191,7 +196,7 @@ class CompiledOp:
     """A call as a graph on the device.
 
     Args:
-        call: the captured call.
+        call: its leaves and results.
         graph: what it was compiled to.
         leaves: how many leaves the call has.
         deterministic: the position of PyTorch's switch that it is for; None: either.
@@ -199,7 +204,7 @@ class CompiledOp:
 
     def __init__(
         self,
-        call: CapturedCall,
+        call: CallInterface,
         graph: DeviceGraph,
         leaves: int,
         deterministic: bool | None = None,
@@ -332,38 +337,64 @@ def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
         UnsupportedOp: the operator cannot be traced, or a part of it has no kernel.
         Exception: what PyTorch raises about the arguments.
     """
+    options = switched(replace(eager_options(), in_place=placement.in_place))
+    device = devices.get_device(placement.index)
+    stored = StoredCall(op, placement.specs, placement.spec, device.target, options)
+    made = stored.find()
+    plan_at: PlanAt | None = None
+    if made is None:
+        call, state = _captured(op, placement, device, options)
+        made, plan_at = CompiledCall.of(call, state), loops_of(state)
+        stored.keep(made, state.key)
+    elif made.has_loops:
+        plan_at = partial(_plan_at, op, placement, device, options)
+    # PyTorch counts the versions of what an operator changes, but not those in a list.
+    changed = {output.mutates for output in made.plan.outputs if output.mutates is not None}
+    counted = frozenset(changed) - _of_lists(made.interface, placement)
+    signature = Signature(made.plan, replace(made.interface.phase, counted=counted))
+    graph = DeviceGraph(signature, device, placement.index, plan_at)
+    position = options.deterministic if made.depends_on_determinism else None
+    return CompiledOp(made.interface, graph, len(placement.specs), position)
+
+
+def _captured(
+    op: OpOverload, placement: Placement, device: Device, options: CompileOptions
+) -> tuple[CapturedCall, Compilation]:
+    """The captured call, and what the compiler made of it; raises as `compile_op`."""
     described, named = tree_unflatten(placement.specs, placement.spec)
     native = native_operators()
+
+    def compiled(call: CapturedCall) -> tuple[CapturedCall, Compilation]:
+        name, seen = call.captured.name, device.pipelines
+        with progress.shown(name, lambda: seen.progress, options.progress):
+            return call, compile_graph(call.captured, call.phase, device.target, options)
+
     if op._schema.name.startswith(_OF_MANY):
         with suppress(UnsupportedOp):
-            call = capture_call(op, described, named, native, numbers=True)
-            return _placed(call, placement)
+            return compiled(capture_call(op, described, named, native, numbers=True))
     else:
         # Whatever symbols make impossible: the call as it is decides.
         with suppress(Exception):
             call = capture_call(op, described, named, native, dynamic=True)
             if not call.resized:  # else the sizes have to be known here
-                return _placed(call, placement)
-    return _placed(capture_call(op, described, named, native), placement)
+                return compiled(call)
+    return compiled(capture_call(op, described, named, native))
 
 
-def _placed(call: CapturedCall, placement: Placement) -> CompiledOp:
-    """Compiles a captured call of one operator."""
-    options = switched(replace(eager_options(), in_place=placement.in_place))
-    device = devices.get_device(placement.index)
-    # PyTorch counts the versions of what an operator changes, but not those in a list.
-    uncounted = _of_lists(call, placement)
-    with progress.shown(call.captured.name, lambda: device.pipelines.progress, options.progress):
-        state = compile_graph(call.captured, call.phase, device.target, options)
-        changed = (output.mutates for output in state.plan.outputs if output.mutates is not None)
-        phase = replace(call.phase, counted=frozenset(changed) - uncounted)
-        signature = Signature(state.plan, phase)
-        graph = DeviceGraph(signature, device, placement.index, loops_of(state))
-    position = options.deterministic if state.depends_on_determinism else None
-    return CompiledOp(call, graph, len(placement.specs), position)
+def _plan_at(
+    op: OpOverload,
+    placement: Placement,
+    device: Device,
+    options: CompileOptions,
+    sizes: Mapping[str, int],
+) -> Plan:
+    """The plan for these sizes of a call that was not traced so far."""
+    loops = loops_of(_captured(op, placement, device, options)[1])
+    assert loops is not None
+    return loops(sizes)
 
 
-def _of_lists(call: CapturedCall, placement: Placement) -> frozenset[int]:
+def _of_lists(call: CallInterface, placement: Placement) -> frozenset[int]:
     """Positions of the graph's arguments that are entries of a list of tensors."""
     numbered = tree_unflatten(range(len(placement.specs)), placement.spec)
     values = (*numbered[0], *numbered[1].values())
