@@ -344,7 +344,9 @@ def compile_op(op: OpOverload, placement: Placement) -> CompiledOp:
     plan_at: PlanAt | None = None
     if made is None:
         call, state = _captured(op, placement, device, options)
-        made, plan_at = CompiledCall.of(call, state), loops_of(state)
+        plan_at = loops_of(state)
+        has_loops, depends = plan_at is not None, state.depends_on_determinism
+        made = CompiledCall(call.interface, state.plan, has_loops, depends)
         stored.keep(made, state.key)
     elif made.has_loops:
         plan_at = partial(_plan_at, op, placement, device, options)

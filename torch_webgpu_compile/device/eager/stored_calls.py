@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ...capture.eager.arguments import as_traced
-from ...capture.eager.calls import CallInterface, CapturedCall, TensorSpec
+from ...capture.eager.calls import CallInterface, TensorSpec
 from ...capture.eager.capture import next_name
-from ...compiler import Compilation, loops_of, of_every_graph
+from ...compiler import of_every_graph
 from ...counters import counters
 from ...errors import VerificationError
 from ...node_text import Unreadable, argument_text
@@ -46,19 +46,13 @@ class CompiledCall:
         interface: of the call.
         plan: of its graph.
         has_loops: whether other plans can be made for its sizes (`compiler.loops_of`).
-        depends_on_determinism: see `Compilation`.
+        depends_on_determinism: see `compiler.Compilation`.
     """
 
     interface: CallInterface
     plan: Plan
     has_loops: bool
     depends_on_determinism: bool
-
-    @staticmethod
-    def of(call: CapturedCall, state: Compilation) -> CompiledCall:
-        """What capture and the compiler gave."""
-        has_loops = loops_of(state) is not None
-        return CompiledCall(call.interface, state.plan, has_loops, state.depends_on_determinism)
 
 
 class StoredCall:
