@@ -46,6 +46,11 @@ def is_own(overload: OpOverload) -> bool:
     return overload in LOWERINGS and overload not in _of_users
 
 
+def is_of_user(overload: OpOverload) -> bool:
+    """Whether a program has defined the operator, which may be another one in the next process."""
+    return overload in _of_users
+
+
 class NotLowered(Exception):
     """Raised by a lowering for arguments that it has no kernel for: the call goes to the host."""
 

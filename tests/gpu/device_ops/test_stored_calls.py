@@ -188,11 +188,14 @@ def test_entries_are_told_apart_by_all_that_decides(folder: Path, traced: list[s
         torch.set_default_dtype(torch.float32)
 
 
-def test_operators_of_a_program_are_traced_each_time(folder: Path, traced: list[str]) -> None:
+@pytest.mark.parametrize("namespace", ["stored_calls", "webgpu"])
+def test_operators_of_a_program_are_traced_each_time(
+    folder: Path, traced: list[str], namespace: str
+) -> None:
     x = torch.rand(5)
     for factor in (2, 3):
         body = f"fn scaled(x: f32) -> f32 {{ return x * {factor}.0; }}"
-        scaled = wgsl_op("stored_calls::scaled", body)
+        scaled = wgsl_op(f"{namespace}::scaled", body)
         torch.testing.assert_close(scaled(x.to(DEVICE)).cpu(), x * factor)
         forget()
 

@@ -23,6 +23,7 @@ from ...capture.eager.capture import next_name
 from ...compiler import of_every_graph
 from ...counters import counters
 from ...errors import VerificationError
+from ...lowering.registry import is_of_user
 from ...node_text import Unreadable, argument_text
 from ...options import CompileOptions
 from ...plan import cache as plan_cache
@@ -33,7 +34,7 @@ from ...torch_ops.dtypes import dtype_of
 from ...torch_private import OpOverload, TreeSpec
 from ...tuning.machines import measured_target
 
-_NAMESPACES = {"aten", "prims", "torch_webgpu"}  # a program's own operators may change
+_NAMESPACES = ("aten", "prims", "webgpu")  # a program's own operators may change
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,8 @@ def call_key(
             with the same options and switches; may raise `Unreadable`.
     """
     is_read = options.debug or options.dump is not None or options.autotune
-    if options.cache is None or is_read or not {op.namespace for op in ops} <= _NAMESPACES:
+    are_known = all(op.namespace in _NAMESPACES and not is_of_user(op) for op in ops)
+    if options.cache is None or is_read or not are_known:
         return ""
     switches = torch.__version__, sys.version, torch.get_default_dtype()
     wanted = options.deterministic, options.fill_empty, options.fallback
