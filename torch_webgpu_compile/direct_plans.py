@@ -45,9 +45,8 @@ class DirectPlan:
         options: CompileOptions,
         is_looked_for: bool,
     ) -> None:
-        is_read = options.debug or options.dump is not None or options.autotune
         text = None
-        if is_looked_for and not is_read and options.cache is not None:
+        if is_looked_for and not options.runs_every_stage and options.cache is not None:
             text = dynamo_text(module, inputs)
         self._key = ""
         if text is not None:

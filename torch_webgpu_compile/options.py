@@ -110,6 +110,11 @@ class CompileOptions:
     fill_empty: bool = False
     in_place: bool = False
 
+    @property
+    def runs_every_stage(self) -> bool:
+        """Whether somebody reads what stages give, or measures kernels: none may be left out."""
+        return bool(self.debug) or self.dump is not None or self.autotune
+
     def shows(self, stage: str) -> bool:
         """Whether somebody wants to read what a stage gave."""
         return self.dump is not None or stage in self.debug

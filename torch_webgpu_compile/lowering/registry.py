@@ -43,7 +43,7 @@ def lowers_again(overload: OpOverload, function: LoweringFunction) -> None:
 
 def is_own(overload: OpOverload) -> bool:
     """Whether an operator has a lowering of this package's, not one that a program has defined."""
-    return overload in LOWERINGS and overload not in _of_users
+    return overload in LOWERINGS and not is_of_user(overload)
 
 
 def is_of_user(overload: OpOverload) -> bool:

@@ -54,15 +54,15 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def train(device: str, steps: int = 3, foreach: bool = True) -> list[Tensor]:
+def train(device: str) -> list[Tensor]:
     """A loop with a schedule, clipping and an optimizer on lists."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.GELU(), torch.nn.Linear(20, 5))
     inputs, labels = torch.randn(9, 12).to(device), torch.randint(0, 5, (9,)).to(device)
     model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=foreach)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    for _ in range(steps):
+    for _ in range(3):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)

@@ -116,9 +116,8 @@ def call_key(
         text: gives what two calls only have in common if the same becomes of both, on this GPU and
             with the same options and switches; may raise `Unreadable`.
     """
-    is_read = options.debug or options.dump is not None or options.autotune
     are_known = all(op.namespace in _NAMESPACES and not is_of_user(op) for op in ops)
-    if options.cache is None or is_read or not are_known:
+    if options.cache is None or options.runs_every_stage or not are_known:
         return ""
     switches = torch.__version__, sys.version, torch.get_default_dtype()
     wanted = options.deterministic, options.fill_empty, options.fallback
