@@ -20,7 +20,7 @@ from .callables.host_graph import HostGraph
 from .callables.signature import Signature
 from .callables.stored import AbsentGraph, Origin, StoredGraph
 from .capture.graph import aot, dynamo
-from .capture.graph.wrappers import BoxedFunction, Surroundings
+from .capture.graph.wrappers import BoxedFunction
 from .captured import CapturedGraph, Phase
 from .compiler import (
     Compilation,
@@ -29,7 +29,7 @@ from .compiler import (
     loops_of,
     native_operators,
 )
-from .direct_plans import DirectPlan
+from .dynamo_plans import DynamoPlans
 from .errors import DeviceError, DeviceLostError
 from .options import CompileOptions, resolve
 from .plan.model import Kernel, Plan
@@ -165,17 +165,18 @@ def compile_module(
     name = getattr(module, "_backend_id", None)  # there if PyTorch wants the graph stored
     is_looked_for = name is None and observer is None and options.target is None
     with showing("a graph"):
-        known = DirectPlan(module, example_inputs, origin.target, options, is_looked_for)
-        found = known.find(module, example_inputs)
+        known = DynamoPlans(module, example_inputs, origin.target, options, is_looked_for)
+        found = known.find(module)
         if found is not None:
-            compiled = callable_of(found, None)
-            return Surroundings(compiled, None, None, dynamo.misdescribed(module)).around(None)
+            graphs = [callable_of(signature, None) for signature in found.signatures]
+            return aot.assembled(module, graphs, found.function)
         return aot.capture(
             *(module, example_inputs, compile_captured, native_operators()),
             aot.Hooks(
                 on_host=fallbacks.on_fallback(options.fallback),
                 storing=None if name is None else Storing(name),
                 on_traced=known.keep,
+                on_gradients=known.keep_gradients,
                 plan=plan,
                 composed=composed,
                 host_numbers=host_numbers,

@@ -85,6 +85,7 @@ TABLE = (
     Patch("capture.patches.dynamo_defaults", When.BACKEND),
     Patch("capture.patches.compiling_flag", When.CAPTURE),
     Patch("capture.patches.region_schemas", When.CAPTURE),
+    Patch("capture.patches.autograd_functions", When.CAPTURE),
     Patch("capture.patches.own_rules", When.CAPTURE),
     Patch("capture.patches.fusible_operators", When.CAPTURE),
 )

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from ..errors import VerificationError
 from . import serialize
@@ -33,7 +35,7 @@ _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _MAX_NBYTES = 256 << 20  # of their constants
 _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to write them
-_SENT = ("plan", "graph", "dynamo", "call")  # what other machines can use
+_SENT = ("plan", "graph", "dynamo", "autograd", "call")  # what other machines can use
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
 _used: dict[tuple[str, str], str] = {}  # folders by keys and kinds of entries
@@ -144,10 +146,33 @@ def store_way(key: str, kind: str, content: bytes, folder: str) -> None:
     """Keeps the way to a plan from what it is of.
 
     Args:
-        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's, ``call`` of
-            an operator's call.
+        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's.
     """
     _write(key, kind, content, folder)
+
+
+def load_object(key: str, kind: str, folder: str) -> Any:
+    """What `store_object` was given for this key; None if there is nothing that can be read."""
+    content = _read(key, kind, folder)
+    try:
+        return None if content is None else pickle.loads(content)
+    except Exception as error:  # whatever it is, the object is made again
+        _log.info("the stored %s %s cannot be read: %s", kind, key, error)
+        return None
+
+
+def store_object(key: str, kind: str, content: Any, folder: str) -> None:
+    """Keeps an object that plans are a part of, if it can be pickled.
+
+    Args:
+        kind: ``call`` of an operator's call, ``autograd`` of a graph of Dynamo's with gradients.
+    """
+    try:
+        data = pickle.dumps(content)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        _log.info("the %s %s is not stored: %s", kind, key, error)
+    else:
+        _write(key, kind, data, folder)
 
 
 def installed(key: str) -> str:

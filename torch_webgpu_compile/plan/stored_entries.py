@@ -27,6 +27,7 @@ KINDS = {
     "plan": "compiled plans",
     "graph": "graphs with one",
     "dynamo": "graphs of Dynamo's with one",
+    "autograd": "graphs of Dynamo's with two, and what is around these",
     "call": "operators' calls with one",
     "dawn": "kernels, as Dawn compiled them",
     "template": "templates of kernels, as Python's code",

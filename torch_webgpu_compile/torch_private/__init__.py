@@ -94,6 +94,10 @@ if TYPE_CHECKING:
     from torch._functorch._aot_autograd.autograd_cache import (  # type: ignore[attr-defined]
         BundledAOTAutogradCacheArtifact,
     )
+    from torch._functorch._aot_autograd.runtime_wrappers import (
+        AOTDispatchAutograd,
+        CachedAutogradLazyBackwardCompileInfo,
+    )
     from torch._functorch._aot_autograd.schemas import (
         MutationType,
         OutputType,
@@ -185,6 +189,7 @@ if TYPE_CHECKING:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     # Their stubs lack these, or they may be None.
+    AOTDispatchAutogradCompileSpec: Callable[..., Any] | None
     _BACKENDS: dict[str, Any] | None
     _compile_session_context: Callable[..., Any] | None
     _empty_strided_cpu: Callable[..., Tensor] | None

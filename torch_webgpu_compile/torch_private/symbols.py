@@ -163,6 +163,11 @@ _USE = (
     ("functorch.compile", "min_cut_rematerialization_partition", "compiled training"),
     ("torch._functorch", "config=functorch_config", "compiled training"),
     ("torch._functorch.partitioners", "_size_of", "compiled training with attention masks"),
+    (
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "AOTDispatchAutograd CachedAutogradLazyBackwardCompileInfo",
+        "training graphs that a process before has compiled",
+    ),
     ("torch.autograd.grad_mode", "_unsafe_preserve_version_counter", "optimizers on lists"),
     ("torch._C", "_current_autograd_node", "`torch.autograd.detect_anomaly`"),
     ("torch._C", "_LinAlgError", "errors of factorizations"),
@@ -252,6 +257,11 @@ _REPLACED = (
         "torch._dynamo.backends.registry",
         "_BACKENDS",
         "telling Dynamo of the backend, where the package is not installed",
+    ),
+    (
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "AOTDispatchAutogradCompileSpec",
+        "training graphs that a process before has compiled; it is newer than they are",
     ),
     (
         "torch",

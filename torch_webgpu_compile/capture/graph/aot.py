@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from ...captured import CapturedGraph, Phase
 from ...errors import OutOfMemoryError, UnsupportedOp
 from ...fallbacks import OnFallback, on_fallback
 from ...passes import Form
+from ...patches import attempt
 from ...plan.model import Plan
 from ...stages import Stage
 from ...torch_private import (
@@ -39,10 +41,11 @@ from ..control_flow.parts import HostNumbers
 from ..decompositions import symbolic_numbers
 from ..decompositions.table import decompositions
 from ..fx_graphs import copy_of
-from ..patches import fusible_operators, own_rules, region_schemas
+from ..patches import autograd_functions, fusible_operators, own_rules, region_schemas
 from ..tracing import Rules, is_random
 from . import dynamo, passes
 from .argument_views import token_count, with_views
+from .autograd_function import AutogradFunction
 from .composing import Composer, PlanMaker, with_calls
 from .passes import Draft, State, aot_metadata
 from .refused import check_calls
@@ -99,6 +102,8 @@ class Hooks:
         storing: has what comes of Dynamo's graph stored; None: nobody wants that.
         on_traced: told when AOTAutograd is done, of the compiled graph that is all that came of
             Dynamo's, or None.
+        on_gradients: told of the function around a forward and a backward graph that are all that
+            came of Dynamo's, when the latter is compiled.
         plan: makes a plan of a part of a graph.
         composed: makes a function of a composed plan; without it PyTorch runs what needs one.
         host_numbers: finds the integers in a graph that no plan computes of its arguments.
@@ -110,6 +115,9 @@ class Hooks:
     on_host: OnFallback = _REFUSE
     storing: Storing | None = None
     on_traced: Callable[[BoxedFunction | None], None] = lambda compiled: None
+    on_gradients: Callable[[AutogradFunction, BoxedFunction, BoxedFunction], None] = (
+        lambda function, forward, backward: None
+    )
     plan: PlanMaker | None = None
     composed: Callable[[Plan, Phase, frozenset[int]], BoxedFunction] | None = None
     host_numbers: HostNumbers = lambda module: ()
@@ -143,6 +151,22 @@ def capture(
     return GraphCapture(module, example_inputs, compile_graph, state, hooks).run(module)
 
 
+def assembled(
+    module: GraphModule, graphs: Sequence[BoxedFunction], function: AutogradFunction | None
+) -> Callable[..., Any]:
+    """What `capture` gives for a Dynamo graph, of compiled graphs.
+
+    Args:
+        graphs: one that is all that comes of it; or a forward and a backward graph.
+        function: what is around two.
+    """
+    dtypes = dynamo.misdescribed(module)
+    if function is None:
+        return Surroundings(graphs[0], None, None, dtypes).around(None)
+    again = copy_of(module) if function.may_run_again else None
+    return Surroundings(None, None, again, dtypes).around(_disabled(function.around(*graphs)))
+
+
 def next_title() -> str:
     """What the names of the graphs begin with that come of another one of Dynamo's."""
     return f"graph{next(_numbers)}"
@@ -164,6 +188,8 @@ class GraphCapture:
         static: positions of the forward graph's arguments that are parameters and buffers.
         direct: the inference graph, if Dynamo can call it without AOTAutograd's wrappers.
         parts: what gives its arguments, if those of Dynamo's graph have parts.
+        forward: the compiled forward graph.
+        function: what AOTAutograd has around that and a backward graph, if it can be stored.
     """
 
     def __init__(
@@ -184,6 +210,8 @@ class GraphCapture:
         self.static: frozenset[int] = frozenset()
         self.direct: BoxedFunction | None = None
         self.parts: Parts | None = None
+        self.forward: BoxedFunction | None = None
+        self.function: AutogradFunction | None = None
 
     def run(self, module: GraphModule) -> Callable[..., Any]:
         """The compiled function of the arguments of Dynamo's graph."""
@@ -202,17 +230,23 @@ class GraphCapture:
         }
         context = nullcontext() if storing is None else storing.capturing()
         guards = _guards_of_aot()
+        functions: list[tuple[Mapping[str, Any], Callable[..., Any]]] = []
         with (
             Stage("autograd"),
             dynamo.compiling(),
             region_schemas.install(),
             own_rules.install(),
+            autograd_functions.install(lambda *made: functions.append(made)),
             context,
         ):
-            traced = _traced(module, self.inputs, settings, is_stored=storing is not None)
+            traced, inner = _traced(module, self.inputs, settings, storing is not None)
+        is_repeatable = self.direct is None and self.may_run_again and not self.is_random
         is_all = self.parts is None and _guards_of_aot() == guards
         self._hooks.on_traced(self.direct if is_all else None)
-        is_repeatable = self.direct is None and self.may_run_again and not self.is_random
+        if is_all and self.forward is not None:
+            given = next((given for given, function in functions if function is inner), None)
+            keep = partial(self._keep_function, given, self.forward, is_repeatable)
+            attempt(autograd_functions.__name__, keep)
         around = Surroundings(self.direct, self.parts, written if is_repeatable else None, dtypes)
         if storing is not None:
             return storing.whole(traced, around)
@@ -256,16 +290,26 @@ class GraphCapture:
             metadata.bw_donated_idxs = []
             self.may_run_again = _may_run_again(metadata)
         phase = Phase("forward", _saved_outputs(graph), counted=_counted())
-        return self._compile_phase(with_calls(self._draft(graph, phase, self.static)))
+        self.forward = self._compile_phase(with_calls(self._draft(graph, phase, self.static)))
+        return self.forward
 
     def compile_backward(self, graph: GraphModule, _: Sequence[Any]) -> BoxedFunction:
         """A graph that takes what the forward graph saved, and gradients."""
         if self.refused is not None:
             return Uncompiled(graph, self.refused)
         static = _static_in_backward(graph, self.static)
-        return self._compile_phase(with_calls(self._draft(graph, Phase("backward"), static)))
+        compiled = self._compile_phase(with_calls(self._draft(graph, Phase("backward"), static)))
+        if self.function is not None and self.forward is not None:
+            self._hooks.on_gradients(self.function, self.forward, compiled)
+        return compiled
 
     # ---- from there to compiled functions
+
+    def _keep_function(
+        self, given: Mapping[str, Any] | None, forward: BoxedFunction, may_run_again: bool
+    ) -> None:
+        if given is not None:
+            self.function = AutogradFunction.of(given, forward, may_run_again)
 
     def _draft(
         self, graph: GraphModule, phase: Phase, static: frozenset[int] = frozenset()
@@ -334,20 +378,18 @@ class GraphCapture:
 
 def _traced(
     module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], is_stored: bool
-) -> Callable[..., Any]:
-    """What AOTAutograd makes of Dynamo's graph.
+) -> tuple[Callable[..., Any], object]:
+    """What AOTAutograd makes of Dynamo's graph, and what that calls with a list, or None.
 
     That is what `aot_autograd` does, which takes a quarter of a second of a program's first call to
     load Inductor, for logs. It is left what has to do with what it wraps: parts and stored graphs.
     """
     has_parts = any(isinstance(value, (tuple, list, dict)) for value in inputs)
-    traced: Callable[..., Any]
     if has_parts or is_stored or os.environ.get("TORCH_COMPILE_DEBUG") == "1":
-        traced = aot_autograd(**settings)(module, inputs)
-        return traced
+        return aot_autograd(**settings)(module, inputs), None
     backward = _untraced(settings["bw_compiler"])
     traced = aot_module_simplified(module, inputs, **{**settings, "bw_compiler": backward})
-    return _disabled(traced)
+    return _disabled(traced), getattr(traced, "__wrapped__", None)
 
 
 def _untraced(compile: AOTCompiler) -> AOTCompiler:

@@ -8,7 +8,6 @@ the GPU and options. It is pickled: the folder is as safe as the program (`plan.
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -130,25 +129,14 @@ def call_key(
 
 
 def read_call(key: str, options: CompileOptions) -> Any:
-    """What `write_call` was given; None if there is nothing that can be read."""
-    data = plan_cache.load_way(key, "call", str(options.cache)) if key else None
-    try:
-        return None if data is None else pickle.loads(data)
-    except Exception as error:  # whatever it is, the call is traced again
-        _log.info("the stored call %s cannot be read: %s", key, error)
-        return None
+    """What `write_call` was given for a key of `call_key`; None if there is nothing to read."""
+    return plan_cache.load_object(key, "call", str(options.cache)) if key else None
 
 
 def write_call(key: str, content: Any, options: CompileOptions) -> None:
     """Stores what came of a call, if it can be pickled."""
-    if not key:
-        return
-    try:
-        data = pickle.dumps(content)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        _log.info("a call is not stored: %s", error)
-    else:
-        plan_cache.store_way(key, "call", data, str(options.cache))
+    if key:
+        plan_cache.store_object(key, "call", content, str(options.cache))
 
 
 def _text(op: OpOverload, leaves: Sequence[Any], spec: TreeSpec) -> str:
