@@ -153,7 +153,7 @@ def store_way(key: str, kind: str, content: bytes, folder: str) -> None:
 
 def load_object(key: str, kind: str, folder: str) -> Any:
     """What `store_object` was given for this key; None if there is nothing that can be read."""
-    content = _read(key, kind, folder)
+    content = load_way(key, kind, folder)
     try:
         return None if content is None else pickle.loads(content)
     except Exception as error:  # whatever it is, the object is made again

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import unwrap
 from typing import Any
 
 from ...torch_private import (
@@ -45,7 +46,7 @@ class AutogradFunction:
         """
         metadata = given["fw_metadata"]
         needs_more = (
-            given["compiled_fw_func"] is not forward
+            unwrap(given["compiled_fw_func"]) is not forward
             or given["compiled_bw_func"] is not None
             or given["maybe_subclass_meta"] is not None
             or given["backward_state_indices"]
