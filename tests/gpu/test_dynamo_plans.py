@@ -297,6 +297,27 @@ def test_what_decides_about_gradients(again):
     assert not traced
 
 
+def test_gradients_in_a_compiled_function(again):
+    """Dynamo looks at every frame that starts in the backward pass, and not at this package's."""
+    weight = torch.randn(6, 3, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        loss = (x @ weight).tanh().sum()
+        loss.backward()
+        return loss.detach() + 1
+
+    for is_traced in (True, False):
+        compiled, traced = again(step)
+        for _ in range(2):
+            x = torch.randn(4, 6)
+            weight.grad = None
+            loss = compiled(x)
+            found, weight.grad = weight.grad, None
+            torch.testing.assert_close((loss, found), (step(x), weight.grad))
+        assert bool(traced) is is_traced
+    assert torch._dynamo.utils.counters["frames"]["total"] < 8
+
+
 def test_a_forward_pass_alone_is_traced_again(again):
     """What the backward graph is of is not known before it is asked for."""
     for _ in range(2):

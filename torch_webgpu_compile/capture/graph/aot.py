@@ -163,8 +163,11 @@ def assembled(
     dtypes = dynamo.misdescribed(module)
     if function is None:
         return Surroundings(graphs[0], None, None, dtypes).around(None)
+    forward, backward = graphs[0], _disabled(graphs[1])
+    backward._boxed_call = True  # type: ignore[attr-defined]  # of its class, which is no more there
     again = copy_of(module) if function.may_run_again else None
-    return Surroundings(None, None, again, dtypes).around(_disabled(function.around(*graphs)))
+    traced = _disabled(function.around(forward, backward))
+    return Surroundings(None, None, again, dtypes).around(traced)
 
 
 def next_title() -> str:
@@ -393,7 +396,10 @@ def _traced(
 
 
 def _untraced(compile: AOTCompiler) -> AOTCompiler:
-    """A compiler that runs in the backward pass, where Dynamo may trace: not it, nor its result."""
+    """A compiler that runs in the backward pass, where Dynamo may trace: not it, nor its result.
+
+    It may where a compiled function asks for gradients.
+    """
 
     def compiled(graph: GraphModule, inputs: Sequence[Any]) -> BoxedFunction:
         return _disabled(_disabled(compile)(graph, inputs))
