@@ -319,7 +319,7 @@ def test_gradients_in_a_compiled_function(again):
             torch.testing.assert_close((loss, found), (step(x), weight.grad))
         assert bool(traced) is is_traced
         counts.append(frames["total"])
-    assert counts[0] == counts[1]
+    assert counts[1] <= counts[0]
 
 
 def test_a_forward_pass_alone_is_traced_again(again):
