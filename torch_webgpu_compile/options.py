@@ -13,7 +13,7 @@ environment                      ``options={...}``     meaning
 ``TORCH_WEBGPU_CACHE``           ``"cache"``           folder of compiled plans, of what Dawn made
                                                        and of what was measured, by default in the
                                                        user's cache folder (`default_cache`);
-                                                       0: none
+                                                       0: none, 1: the default
 ``TORCH_WEBGPU_ADAPTER``         –                     part of the adapter's name, or its number
 ``TORCH_WEBGPU_PROVIDER``        –                     auto (default), wgpu or wgpudawn; see
                                                        `runtime.adapters.choose_provider`
@@ -169,7 +169,9 @@ def _target(name: str, value: Any) -> str | Target | None:
 
 
 def _cache(name: str, value: Any) -> str | None:
-    return None if value in ("0", 0, False) else _folder(name, value)
+    if value in (0, 1, "0", "1"):
+        return default_cache() if _flag(name, value) else None
+    return _folder(name, value)
 
 
 _USER_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}

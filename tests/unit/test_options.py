@@ -12,6 +12,13 @@ def test_defaults():
     assert found == options.CompileOptions(cache=options.default_cache({}))
 
 
+@pytest.mark.parametrize("value", ["1", 1, True])
+def test_the_default_cache_is_asked_for(value):
+    environment = {"TORCH_WEBGPU_CACHE": "0"}
+    assert options.resolve(None, {"cache": value}, environment).cache == options.default_cache()
+    assert options.from_environment({"TORCH_WEBGPU_CACHE": "1"}).cache == options.default_cache()
+
+
 def test_environment_is_parsed():
     found = options.from_environment(
         {
