@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from torch_webgpu_compile.callables import host_graph
+
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 ROWS = torch.tensor([0, 1, 2, 3, 3, 5])
@@ -152,3 +154,17 @@ def test_gradients(name: str) -> None:
             torch._dynamo.reset()
             found = results(torch.compile(function, backend="webgpu"), arguments, device)
             torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_that_the_forward_graph_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward graph gives what was saved for it, whose contents are on the GPU until then."""
+
+    def undefined(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype).fill_(7)
+
+    monkeypatch.setattr(host_graph, "_empty_strided", undefined)
+    x = torch.randn(4, 5, requires_grad=True)
+    result = torch.compile(torch.angle, backend="webgpu")(x)
+    for keeps in (True, False):
+        (gradient,) = torch.autograd.grad(result, x, torch.ones(4, 5), retain_graph=keeps)
+        assert torch.equal(gradient, torch.zeros(4, 5))

@@ -312,6 +312,8 @@ class HostGraph(CompiledGraph):
                 results[position] = tensor if view is None else tensor.as_strided(*view)
         for output, position in self.signature.phase.forwarded:
             results[output] = values[position]
+            if self._is_backward:  # a gradient that the forward graph has computed
+                saved_on_gpu.fill([values[position]])
         staged = [_staging(values[r.position], r) for r in variant.mutations]
         if download is not None:
             for mutation, target in zip(variant.mutations, staged, strict=True):
