@@ -18,10 +18,10 @@ import torch
 from torch.fx import GraphModule
 
 from .callables.signature import Signature
-from .capture.graph import aot
-from .capture.graph.autograd_function import AutogradFunction, is_traced_by_autograd
+from .capture.graph import aot, autograd_function
+from .capture.graph.autograd_function import AutogradFunction
 from .capture.graph.dynamo_text import dynamo_text
-from .captured import Phase, saved_tensors_have_hooks
+from .captured import Phase
 from .compiler import Compilation, of_every_graph
 from .counters import counters
 from .errors import VerificationError
@@ -31,7 +31,6 @@ from .plan import cache as plan_cache
 from .plan.cache_folder import digest_of
 from .plan.model import HostStep, Plan, PlanInput, PlanOutput
 from .target import Target
-from .torch_private import functorch_config
 
 _PHASE = Phase("inference")
 
@@ -82,7 +81,8 @@ class DynamoPlans:
             isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
         )
         if text is not None and self._has_gradients:
-            text = _with_switches_of_gradients(text)
+            settings = autograd_function.settings()
+            text = None if settings is None else f"{text}\n{settings}"
         self._key = ""
         if text is not None:
             text += f"\n{options.deterministic} {options.fill_empty} {options.fallback}"
@@ -167,14 +167,6 @@ class DynamoPlans:
         else:
             content = function, entry, other
             plan_cache.store_object(self._key, "autograd", content, self._folder)
-
-
-def _with_switches_of_gradients(text: str) -> str | None:
-    """A key's text with what decides how AOTAutograd divides a graph; None where hooks do."""
-    if is_traced_by_autograd() or saved_tensors_have_hooks():
-        return None
-    settings = functorch_config.get_hash().hex(), torch.are_deterministic_algorithms_enabled()
-    return f"{text}\n{settings}"
 
 
 def _verify_forward(inputs: Sequence[Any], phase: Phase, plan: Plan) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from torch_webgpu_compile.capture.graph import aot
+from torch_webgpu_compile.capture.graph import aot, autograd_function
 from torch_webgpu_compile.device.autoload import register
 from torch_webgpu_compile.plan import cache as plan_cache
 
@@ -284,6 +284,8 @@ def test_what_decides_about_gradients(again):
         assert run(frozen, x)
     with torch._functorch.config.patch(activation_memory_budget=0.5):
         assert [run(frozen, x), run(frozen, x)] == [True, False]
+    with torch._functorch.config.patch(activation_memory_budget_solver=lambda *_: None):
+        assert [run(frozen, x), run(frozen, x)] == [True, True]  # it cannot be compared
     with torch._dynamo.config.patch(compiled_autograd=True):
         assert run(frozen, x)
     assert not run(frozen, x)
@@ -320,6 +322,15 @@ def test_gradients_in_a_compiled_function(again):
         assert bool(traced) is is_traced
         counts.append(frames["total"])
     assert counts[1] <= counts[0]
+
+
+def test_backward_graphs_that_are_counted_are_made_by_tracing():
+    """DDP's optimizer knows a bucket by how many backward graphs were compiled before."""
+    context = torch._guards.TracingContext(None)
+    with torch._guards.tracing(context):
+        assert autograd_function.settings() is not None
+        context.ddp_optimizer_ctx = object()
+        assert autograd_function.settings() is None
 
 
 def test_a_forward_pass_alone_is_traced_again(again):

@@ -164,7 +164,7 @@ def assembled(
     if function is None:
         return Surroundings(graphs[0], None, None, dtypes).around(None)
     forward, backward = graphs[0], _disabled(graphs[1])
-    backward._boxed_call = True  # type: ignore[attr-defined]  # of its class, which is no more there
+    backward._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's protocol
     again = copy_of(module) if function.may_run_again else None
     traced = _disabled(function.around(forward, backward))
     return Surroundings(None, None, again, dtypes).around(traced)

@@ -12,14 +12,24 @@ from dataclasses import dataclass, replace
 from inspect import unwrap
 from typing import Any
 
+import torch
+
+from ...captured import saved_tensors_have_hooks
 from ...torch_private import (
     AOTDispatchAutograd,
     AOTDispatchAutogradCompileSpec,
     CachedAutogradLazyBackwardCompileInfo,
+    TracingContext,
     dynamo_config,
+    functorch_config,
 )
 from .wrappers import BoxedFunction
 
+_NOT_IN_HASH = (  # of the settings of AOTAutograd, as they may be functions
+    "joint_custom_pass",
+    "activation_memory_budget_runtime_estimator",
+    "activation_memory_budget_solver",
+)
 _OF_COMPILER = ("fw_compiler", "bw_compiler", "inference_compiler", "partition_fn")
 
 
@@ -91,9 +101,21 @@ class AutogradFunction:
         return call
 
 
-def is_traced_by_autograd() -> bool:
-    """Whether compiled autograd wants the graphs of gradients, which are not stored."""
-    return bool(dynamo_config.compiled_autograd)
+def settings() -> str | None:
+    """What decides, besides a graph of Dynamo's, what AOTAutograd makes of it with gradients.
+
+    None where its function has to be made by tracing: where compiled autograd wants the graph of
+    the gradients, hooks read what is saved, functions of the user's divide graphs, or DDP counts
+    the backward graphs of its buckets.
+    """
+    buckets = getattr(TracingContext.try_get(), "ddp_optimizer_ctx", None)
+    if dynamo_config.compiled_autograd or saved_tensors_have_hooks() or buckets is not None:
+        return None
+    left_out = [getattr(functorch_config, name, None) for name in _NOT_IN_HASH]
+    if any(map(callable, left_out)):
+        return None
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return f"{functorch_config.get_hash().hex()} {left_out} {is_deterministic}"
 
 
 def _around(forward: BoxedFunction | None, backward: BoxedFunction | None) -> dict[str, Any]:

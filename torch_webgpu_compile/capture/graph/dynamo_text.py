@@ -61,7 +61,8 @@ def _lines(module: GraphModule, inputs: Sequence[Any]) -> Iterable[str]:
                 held = argument_text(node.args)
             case _:
                 raise Unreadable
-        yield f"{node.name} {node.op} {held} # {source_text(node, sources)}"
+        annotated = node.meta.get("custom") or ""  # as with a budget of memory for gradients
+        yield f"{node.name} {node.op} {held} {annotated} # {source_text(node, sources)}"
 
 
 def _switches(devices: Iterable[str]) -> str:
