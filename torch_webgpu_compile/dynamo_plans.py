@@ -29,7 +29,7 @@ from .lowering.captured_text import verify_plan_between
 from .options import CompileOptions
 from .plan import cache as plan_cache
 from .plan.cache_folder import digest_of
-from .plan.model import HostStep, Plan, PlanInput, PlanOutput
+from .plan.model import Plan, PlanInput, PlanOutput
 from .target import Target
 
 _PHASE = Phase("inference")
@@ -93,44 +93,20 @@ class DynamoPlans:
 
     def find(self, module: GraphModule) -> Found | None:
         """What is stored; arguments as those that it was made with."""
-        if not self._key:
-            return None
-        found = self._find_gradients() if self._has_gradients else None
-        found = found or self._find_direct(module)
-        if found is not None:
-            count = len(found.signatures)
-            counters.add(plan_cache_hits=count, plans_compiled=count)
-        return found
-
-    def _find_direct(self, module: GraphModule) -> Found | None:
-        known = plan_cache.load_way(self._key, "dynamo", self._folder)
-        if known is None:
-            return None
-        plan_key, *static = known.decode().split()
-        verify = partial(verify_plan_between, self._inputs, {}, aot.results_of(module))
-        plan = plan_cache.load_by_way(plan_key, self._folder, verify)
-        if plan is None:
-            return None
-        entry = _Entry(plan_key, _PHASE, frozenset(map(int, static)))
-        return Found((entry.signature(plan, aot.next_title()),))
-
-    def _find_gradients(self) -> Found | None:
-        content = plan_cache.load_object(self._key, "autograd", self._folder)
+        content = plan_cache.load_object(self._key, "dynamo", self._folder) if self._key else None
         if content is None:
             return None
-        function, forward, backward = content
-        plan = self._load(forward, partial(_verify_forward, self._inputs, forward.phase))
-        if plan is None:
-            return None
-        other = self._load(backward, partial(_verify_backward, plan, function))
-        if other is None:
-            return None
-        title = aot.next_title()
-        signatures = forward.signature(plan, title), backward.signature(other, title)
-        return Found(signatures, function)
-
-    def _load(self, entry: _Entry, verify: plan_cache.Verify) -> Plan | None:
-        return plan_cache.load_by_way(entry.plan_key, self._folder, verify)
+        function, entries = content
+        title, found = aot.next_title(), list[Plan]()
+        for entry in entries:
+            verify = self._verify_of(entry, function, found, aot.results_of(module))
+            plan = plan_cache.load_by_way(entry.plan_key, self._folder, verify)
+            if plan is None:
+                return None
+            found.append(plan)
+        counters.add(plan_cache_hits=len(found), plans_compiled=len(found))
+        pairs = zip(entries, found, strict=True)
+        return Found(tuple(entry.signature(plan, title) for entry, plan in pairs), function)
 
     def offer(self, compiled: object, state: Compilation, static: frozenset[int]) -> None:
         """Something is compiled of the graph that may be all that comes of it, or half of that.
@@ -145,10 +121,9 @@ class DynamoPlans:
 
     def keep(self, direct: object) -> None:
         """Keeps that a compiled graph is all that came of the graph; None if none is."""
-        for compiled, entry, _ in self._offered:
-            if compiled is direct and entry.phase == _PHASE:
-                way = " ".join((entry.plan_key, *map(str, sorted(entry.static))))
-                plan_cache.store_way(self._key, "dynamo", way.encode(), self._folder)
+        entry = next((entry for known, entry, _ in self._offered if known is direct), None)
+        if entry is not None and entry.phase == _PHASE:
+            self._store(None, entry)
         if not self._has_gradients:
             self._offered.clear()
 
@@ -160,13 +135,34 @@ class DynamoPlans:
             return
         (entry, plan), (other, other_plan) = known[id(forward)], known[id(backward)]
         try:
-            _verify_forward(self._inputs, entry.phase, plan)
-            _verify_backward(plan, function, other_plan)
+            self._verify_of(entry, function, [], ())(plan)
+            self._verify_of(other, function, [plan], ())(other_plan)
         except VerificationError as error:
             _log.info("a graph with gradients is not stored: %s", error)
         else:
-            content = function, entry, other
-            plan_cache.store_object(self._key, "autograd", content, self._folder)
+            self._store(function, entry, other)
+
+    def _store(self, function: AutogradFunction | None, *entries: _Entry) -> None:
+        plan_cache.store_object(self._key, "dynamo", (function, entries), self._folder)
+
+    def _verify_of(
+        self,
+        entry: _Entry,
+        function: AutogradFunction | None,
+        before: Sequence[Plan],
+        results: Sequence[Any],
+    ) -> plan_cache.Verify:
+        """What raises VerificationError for a plan that is not an entry's.
+
+        Args:
+            before: a backward graph's forward plan.
+            results: what Dynamo knows of those of an inference graph.
+        """
+        if function is None:
+            return partial(verify_plan_between, self._inputs, {}, results)
+        if before:
+            return partial(_verify_backward, before[0], function)
+        return partial(_verify_forward, self._inputs, entry.phase)
 
 
 def _verify_forward(inputs: Sequence[Any], phase: Phase, plan: Plan) -> None:
@@ -188,6 +184,5 @@ def _verify_backward(forward: Plan, function: AutogradFunction, plan: Plan) -> N
         own, made = plan.buffers[entry.buffer], forward.buffers[output.buffer]
         return own.dtype is made.dtype and own.sizes == output.sizes
 
-    calls = any(isinstance(step, HostStep) for part in plan.all_plans for step in part.steps)
-    if calls or len(plan.inputs) < len(saved) or not all(map(takes, plan.inputs, saved)):
+    if plan.calls_host or len(plan.inputs) < len(saved) or not all(map(takes, plan.inputs, saved)):
         raise VerificationError(f"plan {plan.name}: inputs are not what {forward.name} saves")

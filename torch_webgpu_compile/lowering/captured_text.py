@@ -16,7 +16,7 @@ from torch.fx import Node as FxNode
 from ..captured import CapturedGraph, Phase
 from ..errors import VerificationError
 from ..node_text import Unreadable, argument_text, source_text, value_text
-from ..plan.model import HostStep, Plan
+from ..plan.model import Plan
 from ..symbolic.sizes import as_expr
 from ..torch_ops.dtypes import dtype_of
 from ..torch_private import OpOverload, unset_fake_temporarily
@@ -113,8 +113,7 @@ def verify_plan_between(
         if not condition:
             raise VerificationError(f"plan {plan.name}: {what} are not those of the graph")
 
-    calls = any(isinstance(step, HostStep) for part in plan.all_plans for step in part.steps)
-    require(not calls, "operators of the host")
+    require(not plan.calls_host, "operators of the host")
     require(len(plan.inputs) == len(arguments), "inputs")
     for position, (entry, value) in enumerate(zip(plan.inputs, arguments, strict=True)):
         require((entry.buffer is not None) == isinstance(value, torch.Tensor), "inputs")

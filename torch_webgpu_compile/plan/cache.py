@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
 _MAX_NBYTES = 256 << 20  # of their constants
 _MAX_STORED_NBYTES = 16 << 20  # of one plan's: it takes a tenth of a second to write them
-_SENT = ("plan", "graph", "dynamo", "autograd", "call")  # what other machines can use
+_SENT = ("plan", "graph", "dynamo", "call")  # what other machines can use
 _memory: LruCache[str, Plan] = LruCache(_MAX_PLANS)
 _lock = threading.Lock()
 _used: dict[tuple[str, str], str] = {}  # folders by keys and kinds of entries
@@ -146,7 +146,7 @@ def store_way(key: str, kind: str, content: bytes, folder: str) -> None:
     """Keeps the way to a plan from what it is of.
 
     Args:
-        kind: ``graph`` of one that capture gives to lowering, ``dynamo`` of Dynamo's.
+        kind: ``graph`` of one that capture gives to lowering.
     """
     _write(key, kind, content, folder)
 
@@ -165,7 +165,7 @@ def store_object(key: str, kind: str, content: Any, folder: str) -> None:
     """Keeps an object that plans are a part of, if it can be pickled.
 
     Args:
-        kind: ``call`` of an operator's call, ``autograd`` of a graph of Dynamo's with gradients.
+        kind: ``call`` of an operator's call, ``dynamo`` of a graph of Dynamo's.
     """
     try:
         data = pickle.dumps(content)

@@ -484,6 +484,11 @@ class Plan:
             yield from plan.all_plans
 
     @property
+    def calls_host(self) -> bool:
+        """Whether an operator runs on the host, in it or in one of `all_plans`."""
+        return any(isinstance(step, HostStep) for plan in self.all_plans for step in plan.steps)
+
+    @property
     def prepared(self) -> tuple[str, ...]:
         """Names of the buffers of role ``prepared``; the preparation may give them in any order."""
         return tuple(name for name, buffer in self.buffers.items() if buffer.role == "prepared")

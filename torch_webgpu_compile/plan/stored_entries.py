@@ -26,8 +26,7 @@ _MARK = ".pruned"
 KINDS = {
     "plan": "compiled plans",
     "graph": "graphs with one",
-    "dynamo": "graphs of Dynamo's with one",
-    "autograd": "graphs of Dynamo's with two, and what is around these",
+    "dynamo": "graphs of Dynamo's with one, or two and what is around them",
     "call": "operators' calls with one",
     "dawn": "kernels, as Dawn compiled them",
     "template": "templates of kernels, as Python's code",

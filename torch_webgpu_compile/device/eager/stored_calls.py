@@ -27,7 +27,7 @@ from ...node_text import Unreadable, argument_text
 from ...options import CompileOptions
 from ...plan import cache as plan_cache
 from ...plan.cache_folder import digest_of
-from ...plan.model import HostStep, Plan
+from ...plan.model import Plan
 from ...target import Target
 from ...torch_ops.dtypes import dtype_of
 from ...torch_private import OpOverload, TreeSpec
@@ -157,5 +157,5 @@ def _verify(interface: CallInterface, leaves: Sequence[Any], plan: Plan) -> None
     same = all(a is b or c for a, b, c in zip(own, given, are_complex, strict=False))
     if len(own) != len(given) + added or not same:
         raise VerificationError(f"plan {plan.name}: inputs are not those of the call")
-    if any(isinstance(step, HostStep) for part in plan.all_plans for step in part.steps):
+    if plan.calls_host:
         raise VerificationError(f"plan {plan.name}: operators of the host are not stored")
