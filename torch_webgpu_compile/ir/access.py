@@ -19,6 +19,7 @@ from ..symbolic.sizes import (
     substitute,
     symbols_of,
     typical,
+    value_range,
 )
 from .buffers import Buffer
 from .scalar import Index, Load, Scalar, loads_of, scalar_symbols
@@ -82,7 +83,7 @@ def neighbours_in_rows(
     slides = False
     for load, buffer, address in _addressed(bodies, buffers):
         along, across = _steps_by_one(address, elements), _steps_by_one(address, rows)
-        votes += _reached(load, buffer) * (along - across)
+        votes += _reached(load, buffer, address) * (along - across)
         slides = slides or (along and across)
     return votes > 0 or (votes == 0 and not slides)
 
@@ -101,7 +102,7 @@ def elements_per_access(
     most, found = 0, 1
     extents = [ONE if s.extent is None else s.extent for s in elements]
     for load, buffer, address in _addressed(bodies, buffers):
-        nbytes = _reached(load, buffer) * buffer.dtype.itemsize
+        nbytes = _reached(load, buffer, address) * buffer.dtype.itemsize
         if buffer.dtype.itemsize > 4 or nbytes <= most:
             continue
         most, found = nbytes, 1
@@ -123,10 +124,14 @@ def _addressed(
             yield load, buffer, address_of(load, buffer.strides)
 
 
-def _reached(load: Load, buffer: Buffer) -> int:
+def _reached(load: Load, buffer: Buffer, address: Expr) -> int:
     """The most elements that a load reads, in all of its iterations."""
     extents = [s.extent for s in scalar_symbols(load) if s.extent is not None]
-    return min(typical(buffer.numel), typical(product(extents)))
+    most = min(typical(buffer.numel), typical(product(extents)))
+    if load_index(load) is None:
+        return most
+    within = value_range(address)  # it may read a part of the buffer
+    return min(most, within[-1] - within[0] + 1)
 
 
 def step_of(address: Expr, symbol: Symbol) -> int:

@@ -113,7 +113,8 @@ class Renderer:
         """The value of ``root``; statements go to the open scope."""
         if self.outer is not None and not self.masked and self.belongs_outside(root):
             return self.outer.render(root)
-        return self._once("value", root, partial(self._compute, root))
+        make = partial(self._once, "value", root, partial(self._compute, root))
+        return self._shared("value", root, make) if isinstance(root, Op) else make()
 
     def _once(self, kind: str, node: Scalar, make: Callable[[], SomeText]) -> SomeText:
         """What `Scope.once` has of a node under these predicates, or fewer: it is the same value.
@@ -283,23 +284,31 @@ class Renderer:
 
     def _gathered(self, entry: Scalar) -> Text:
         """`position`; around this scope where an access may be that depends on it."""
+        return self._shared("position", entry, partial(self.position, entry))
+
+    def _shared(self, kind: str, node: Scalar, make: Callable[[], Text]) -> Text:
+        """What ``make`` gives of a node; around this scope if it is the same in all lanes.
+
+        There other renderers find it, to which it is the same, too.
+        """
         if self.wide is None or self.masked:
-            return self.position(entry)
-        lanes = {substitute_symbols(entry, values) for values in self.lanes}
-        if len(lanes) > 1:
-            return self.position(entry)
+            return make()
+        first, *others = self.lanes
+        value = substitute_symbols(node, first)
+        if any(substitute_symbols(node, values) != value for values in others):
+            return make()
         wide = self.wide
 
-        def make() -> Text:
+        def compute() -> Text:
             own, self.scope = self.scope, Scope(parent=wide)  # where values are those of our lanes
             try:
-                found = self.position(entry)
+                found = make()
             finally:
                 made, self.scope = self.scope, own
             wide.lines += made.lines
             return found
 
-        return wide.once(("position", lanes.pop(), self.predicates), make)
+        return wide.once((kind, value, self.predicates), compute)
 
     def _wide_load(
         self, node: Load, addresses: list[Expr], gathers: list[Gather], wide: Scope
