@@ -113,8 +113,10 @@ class Renderer:
         """The value of ``root``; statements go to the open scope."""
         if self.outer is not None and not self.masked and self.belongs_outside(root):
             return self.outer.render(root)
-        make = partial(self._once, "value", root, partial(self._compute, root))
-        return self._shared("value", root, make) if isinstance(root, Op) else make()
+        compute = partial(self._compute, root)
+        if self.wide is not None and isinstance(root, Op):
+            return self._shared("value", root, partial(self._once, "value", root, compute))
+        return self._once("value", root, compute)
 
     def _once(self, kind: str, node: Scalar, make: Callable[[], SomeText]) -> SomeText:
         """What `Scope.once` has of a node under these predicates, or fewer: it is the same value.
