@@ -55,7 +55,8 @@ class Format(NamedTuple):
         split: the fields of blocks, uint8 (blocks, nbytes).
         halves: half floats of a block.
         group: elements that share a scale; 0 where that is the block's.
-        has_minimums: whether a group has a minimum, too; two halves without are scale and minimum.
+        has_minimums: whether a group has a minimum, too; the second half is then its unit, and else
+            what is added to all elements of a block.
         in_one: whether scale and minimum of a group have four bits each of one byte.
         is_exponent: whether a group's scale is a power of two.
         zero: the level of 0.
@@ -210,6 +211,11 @@ BY_NUMBER = {made.number: made for made in FORMATS.values()}
 """By ``ggml_type``."""
 
 
+def name_of(ggml_type: int) -> str:
+    """The name of a type."""
+    return next(name for name, form in FORMATS.items() if form.number == ggml_type)
+
+
 # -- planes ----------------------------------------------------------------------------------------
 
 
@@ -280,40 +286,51 @@ def dequantized(packed: Tensor, ggml_type: int, columns: int) -> Tensor:
         (…, K)
     """
     form = BY_NUMBER[ggml_type]
-    *bits, scales, minimums, halves, _ = packed.split(form.words(columns), -1)
-    levels, shift = None, 0
+    *bits, scales, minimums, halves, _ = torch.split(packed, form.words(columns), -1)
+    numbers = _numbers(bits, form, columns)
+    if form.is_exponent:
+        exponent = _of_words(scales, 8, columns // form.group, form.group)
+        # Half of 2 ** (exponent - 127), as `values` are doubled; also where that is subnormal.
+        scale = torch.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)
+        return scale.view(torch.float32) * numbers
+    scale, minimum = _scales(scales, minimums, halves, form, columns)
+    numbers = scale * numbers
+    return numbers if minimum is None else numbers + minimum
+
+
+def _numbers(bits: Sequence[Tensor], form: Format, columns: int) -> Tensor:
+    """float32 (…, columns): what levels stand for, before they are scaled."""
+    levels: Tensor | None = None
+    shift = 0
     for width, plane in zip(form.bits, bits, strict=True):
         part = _of_words(plane, width, columns, signed=width == 8)
         levels = part if levels is None else levels | (part << shift)
         shift += width
     assert levels is not None
     if form.values:
-        numbers = _looked_up(levels, form.values)
-    else:
-        numbers = (levels - form.zero if form.zero else levels).float()
+        return _looked_up(levels, form.values)
+    return (levels - form.zero if form.zero else levels).float()
 
-    def of_groups(plane: Tensor, signed: bool) -> Tensor:
-        return _of_words(plane, 8, columns // form.group, form.group, signed)
 
-    if form.is_exponent:
-        exponent = of_groups(scales, False)
-        # Half of 2 ** (exponent - 127), as `values` are doubled; also where that is subnormal.
-        scale = torch.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)
-        return scale.view(torch.float32) * numbers
-    if form.halves == 2:
-        both = halves[..., None].expand(*halves.shape, form.block).flatten(-2)
-        scale, minimum = _half_of(both), _half_of(both >> 16)
-    else:
-        scale, minimum = _half_of(_of_words(halves, 16, columns // form.block, form.block)), None
+def _scales(
+    scales: Tensor, minimums: Tensor, halves: Tensor, form: Format, columns: int
+) -> tuple[Tensor, Tensor | None]:
+    """Scale, and what is added, of each element: float32 (…, columns)."""
+    if form.halves == 1:
+        scale = _half_of(_of_words(halves, 16, columns // form.block, form.block))
+        if form.group:
+            scale = scale * _of_words(scales, 8, columns // form.group, form.group, True).float()
+        return scale, None
+    whole = halves[..., None].expand(*halves.shape, form.block).flatten(-2)
+    scale, minimum = _half_of(whole), _half_of(whole >> 16)
     if form.in_one:
-        both = of_groups(scales, False)
-        scale, minimum = scale * (both & 15).float(), -minimum * (both >> 4).float()
-    elif form.group:
-        scale = scale * of_groups(scales, True).float()
-        if form.has_minimums:
-            minimum = -minimum * of_groups(minimums, True).float()
-    numbers = scale * numbers
-    return numbers if minimum is None else numbers + minimum
+        both = _of_words(scales, 8, columns // form.group, form.group)
+        return scale * (both & 15).float(), -minimum * (both >> 4).float()
+    if form.group:
+        groups = 8, columns // form.group, form.group, True
+        scale = scale * _of_words(scales, *groups).float()
+        minimum = -minimum * _of_words(minimums, *groups).float()
+    return scale, minimum
 
 
 def _half_of(words: Tensor) -> Tensor:
