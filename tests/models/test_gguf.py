@@ -46,7 +46,7 @@ def test_a_format_is_bit_for_bit_what_the_file_says(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "IQ4_XS"])
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(9)
 def test_products(name: str, dtype: torch.dtype) -> None:
     """Eager and compiled: of one row and of many, of a weight and of experts, which share some."""
     number, experts, rows, columns = gguf.FORMATS[name].number, 3, 24, 256
@@ -174,7 +174,7 @@ def load(folder: Path, **arguments: Any) -> Any:
     return kind.from_pretrained(folder, gguf_file="model.gguf", **arguments)
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_stay_packed_and_say_the_same_tokens(name: str, tmp_path: Path) -> None:
     """transformers dequantizes the whole file on the CPU."""
@@ -193,9 +193,8 @@ def test_models_stay_packed_and_say_the_same_tokens(name: str, tmp_path: Path) -
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)  # of 2 layers, up to 100
     search = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     tokens = plain.generate(prompt, **search)
-    for cache in ("dynamic", "static"):
-        found = packed.generate(prompt.to("webgpu"), cache_implementation=cache, **search)
-        assert found.cpu().equal(tokens), cache
+    found = packed.generate(prompt.to("webgpu"), cache_implementation="static", **search)
+    assert found.cpu().equal(tokens)
     assert not counters.fallbacks
 
 
@@ -211,7 +210,8 @@ def test_rotations_have_the_factors_of_the_file(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**LLAMA, rope_parameters=scaling)
     whole = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
     plain = 10000.0 ** (-torch.arange(0, 64, 2) / 64)
-    write(tmp_path / "model.gguf", "llama", further={"rope_freqs.weight": plain / whole})
+    given = {"kind": of_kind({}), "further": {"rope_freqs.weight": plain / whole}}
+    write(tmp_path / "model.gguf", "llama", **given)
     model = load(tmp_path, device_map="webgpu").model
     torch.testing.assert_close(model.rotary_emb.inv_freq.cpu(), whole)
 

@@ -6,6 +6,7 @@ the file, and leaves it with nothing but the planes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +19,14 @@ class PackedLinear(nn.Module):
     """A linear layer.
 
     Args:
-        source: transformers' ``GgufLinear``.
-        weight: int32 (out_features, words of a row).
+        source: transformers' ``GgufLinear``, with a weight (out_features, words of a row).
     """
 
-    def __init__(self, source: Any, weight: nn.Parameter) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.in_features, self.out_features = source.in_features, source.out_features
         self.ggml_type = source.ggml_type
-        self.weight, self.bias = weight, source.bias
+        self.weight, self.bias = source.weight, source.bias
         self.input_permutation: Tensor | None
         self.register_buffer("input_permutation", source.input_permutation, persistent=False)
 
@@ -47,15 +47,15 @@ class PackedEmbedding(nn.Module):
     """An embedding.
 
     Args:
-        source: transformers' ``GgufEmbedding``, with the ``scale`` that rows are multiplied with.
-        weight: int32 (num_embeddings, words of a row).
+        source: transformers' ``GgufEmbedding``, with a weight (num_embeddings, words of a row) and
+            with the ``scale`` that rows are multiplied with.
     """
 
-    def __init__(self, source: Any, weight: nn.Parameter) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = source.num_embeddings, source.embedding_dim
         self.ggml_type, self.dtype = source.ggml_type, source.compute_dtype
-        self.weight = weight
+        self.weight = source.weight
         self.scale = torch.tensor(source.scale, dtype=self.dtype, device="cpu").item()  # rounded
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -73,17 +73,16 @@ class PackedExperts(nn.Module):
     """The experts of a layer: gated feed-forward networks, of which each token has some.
 
     Args:
-        source: transformers' ``GgufExperts``.
-        gate_up: int32 (experts, 2 · intermediate, words of a row), the gate's rows first.
-        down: int32 (experts, hidden, words of a row).
+        source: transformers' ``GgufExperts``, with weights (experts, 2 · intermediate, words of a
+            row), the gate's rows first, and (experts, hidden, words of a row).
     """
 
-    def __init__(self, source: Any, gate_up: nn.Parameter, down: nn.Parameter) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
         self.num_experts, self.act_fn = source.num_experts, source.act_fn
         self.hidden_dim, self.intermediate_dim = source.hidden_dim, source.intermediate_dim
         self.gate_up_type, self.down_type = source.gate_up_type, source.down_type
-        self.gate_up_proj, self.down_proj = gate_up, down
+        self.gate_up_proj, self.down_proj = source.gate_up_proj, source.down_proj
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Sums of what a token's experts give, by their weights.
@@ -109,30 +108,26 @@ class PackedExperts(nn.Module):
         return f"{self.num_experts}, {self.hidden_dim}, {self.intermediate_dim}, {', '.join(kinds)}"
 
 
-class Packing:
-    """Makes packed modules of transformers', a weight that several share once."""
+_WEIGHTS: dict[str, tuple[Callable[[Any], nn.Module], dict[str, str]]] = {
+    "GgufLinear": (PackedLinear, {"weight": "ggml_type"}),
+    "GgufEmbedding": (PackedEmbedding, {"weight": "ggml_type"}),
+    "GgufExperts": (PackedExperts, {"gate_up_proj": "gate_up_type", "down_proj": "down_type"}),
+}
+"""For each of transformers' modules ours, and the names of its weights and of their formats."""
 
-    def __init__(self) -> None:
-        self._packed: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
-    def of(self, module: nn.Module) -> nn.Module:
-        """The packed module for one of transformers', or the module itself."""
-        source: Any = module
-        match type(module).__name__:
-            case "GgufLinear":
-                return PackedLinear(source, self._weight(source.weight, source.ggml_type))
-            case "GgufEmbedding":
-                return PackedEmbedding(source, self._weight(source.weight, source.ggml_type))
-            case "GgufExperts":
-                gate_up = self._weight(source.gate_up_proj, source.gate_up_type)
-                down = self._weight(source.down_proj, source.down_type)
-                return PackedExperts(source, gate_up, down)
-        return module
+def pack(model: nn.Module) -> None:
+    """Packs all weights that transformers has loaded as blocks, each in place, and their modules.
 
-    def _weight(self, blocks: Any, ggml_type: int) -> nn.Parameter:
-        found = self._packed.get(id(blocks))
-        if found is None:
-            with torch.no_grad():
-                packed = nn.Parameter(gguf.pack(blocks.data, ggml_type), requires_grad=False)
-            found = self._packed[id(blocks)] = (blocks, packed)
-        return found[1]
+    Parameters stay what they are, so that those that modules share are shared.
+    """
+    packed: set[nn.Parameter] = set()
+    for name, source in [*model.named_modules(remove_duplicate=False)]:
+        ours, weights = _WEIGHTS.get(type(source).__name__, (None, {}))
+        for weight, kind in weights.items():
+            parameter = getattr(source, weight)
+            if parameter not in packed:
+                parameter.data = gguf.pack(parameter.data, getattr(source, kind))
+                packed.add(parameter)
+        if ours is not None:
+            model.set_submodule(name, ours(source))

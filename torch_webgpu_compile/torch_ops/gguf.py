@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -231,8 +231,28 @@ def _packed(numbers: Tensor, width: int) -> Tensor:
     return result
 
 
-def planes(blocks: Tensor, ggml_type: int) -> Tensor:
-    """``webgpu::gguf_pack`` in plain ATen: the planes of a weight's rows.
+def fields_of_parts(blocks: Tensor, ggml_type: int) -> list[Tensor]:
+    """``webgpu::gguf_fields`` in plain ATen: each field of blocks, packed.
+
+    Args:
+        blocks: uint8 (blocks, bytes of one).
+        ggml_type: of `BY_NUMBER`.
+
+    Returns:
+        uint8 (blocks, bytes of the field in a plane).
+    """
+    form = BY_NUMBER[ggml_type]
+    fields = form.split(blocks)
+    pieces, shift = [], 0
+    for width in form.bits:
+        pieces.append(_packed((fields.levels >> shift) & ((1 << width) - 1), width))
+        shift += width
+    pieces += [field for field in (fields.scales, fields.minimums) if field is not None]
+    return [piece.contiguous().view(torch.uint8) for piece in (*pieces, fields.halves)]
+
+
+def pack(blocks: Tensor, ggml_type: int) -> Tensor:
+    """The planes of a weight's rows.
 
     Args:
         blocks: uint8 (…, bytes of a row), as they are in a file.
@@ -242,18 +262,13 @@ def planes(blocks: Tensor, ggml_type: int) -> Tensor:
         int32 (…, words of a row).
     """
     form = BY_NUMBER[ggml_type]
-    columns = blocks.shape[-1] // form.nbytes * form.block
-    fields = form.split(blocks.reshape(-1, form.nbytes))
-    pieces, shift = [], 0
-    for width in form.bits:
-        pieces.append(_packed((fields.levels >> shift) & ((1 << width) - 1), width))
-        shift += width
-    pieces += [field for field in (fields.scales, fields.minimums) if field is not None]
-    outer = blocks.shape[:-1]
-    rows = [piece.reshape(*outer, -1).view(torch.uint8) for piece in (*pieces, fields.halves)]
-    whole = [torch.nn.functional.pad(row, (0, -row.shape[-1] % 4)) for row in rows]
-    filling = blocks.new_zeros(*outer, 4 * form.words(columns)[-1])
-    return torch.cat([*whole, filling], -1).view(torch.int32)
+    outer, columns = blocks.shape[:-1], blocks.shape[-1] // form.nbytes * form.block
+    rows = []
+    for field in fields(blocks.reshape(-1, form.nbytes), ggml_type):
+        row = field.view(*outer, -1)
+        rows += [row, row.new_zeros(*outer, -row.shape[-1] % 4)]
+    rows.append(blocks.new_zeros(*outer, 4 * form.words(columns)[-1]))
+    return torch.cat([row for row in rows if row.numel()], -1).view(torch.int32)
 
 
 def _of_words(
@@ -278,7 +293,7 @@ def dequantized(packed: Tensor, ggml_type: int, columns: int) -> Tensor:
     """A weight in float32.
 
     Args:
-        packed: of `planes`.
+        packed: of `pack`.
         ggml_type: of `BY_NUMBER`.
         columns: K, a multiple of a block's elements.
 
@@ -375,7 +390,7 @@ def linear_of_parts(
 
     Args:
         input: (…, K).
-        weight: of `planes`, of (N, K).
+        weight: of `pack`, of (N, K).
         bias: (N,)
 
     Returns:
@@ -396,7 +411,7 @@ def embedding_of_parts(
 
     Args:
         indices: integers (…).
-        weight: of `planes`, of (N, K).
+        weight: of `pack`, of (N, K).
         columns: K.
 
     Returns:
@@ -410,7 +425,7 @@ def experts_of_parts(input: Tensor, weight: Tensor, ggml_type: int, ids: Tensor)
 
     Args:
         input: (M, K).
-        weight: of `planes`, of (experts, N, K).
+        weight: of `pack`, of (experts, N, K).
         ids: integers (M, T).
 
     Returns:
@@ -426,9 +441,7 @@ def _selected(weight: Tensor, indices: Tensor) -> Tensor:
     return weight.index_select(0, indices.flatten()).view(*indices.shape, *weight.shape[1:])
 
 
-def _declared(
-    name: str, function: Callable[..., Tensor], fake: Callable[..., Tensor]
-) -> OpOverload:
+def _declared(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
     """An operator of ATen's; on the device it runs as the CPU does until it is decomposed."""
     made = torch.library.custom_op(f"webgpu::{name}", function, mutates_args=(), device_types="cpu")
     made.register_fake(fake)
@@ -436,10 +449,8 @@ def _declared(
     return found
 
 
-def _pack_fake(blocks: Tensor, ggml_type: int) -> Tensor:
-    form = BY_NUMBER[ggml_type]
-    words = form.words(blocks.shape[-1] // form.nbytes * form.block)
-    return blocks.new_empty((*blocks.shape[:-1], sum(words)), dtype=torch.int32)
+def _fields_fake(blocks: Tensor, ggml_type: int) -> list[Tensor]:
+    return fields_of_parts(blocks, ggml_type)
 
 
 def _linear_fake(
@@ -458,7 +469,7 @@ def _experts_fake(input: Tensor, weight: Tensor, ggml_type: int, ids: Tensor) ->
     return input.new_empty((*ids.shape, weight.shape[1]))
 
 
-pack = _declared("gguf_pack", planes, _pack_fake)
+fields = _declared("gguf_fields", fields_of_parts, _fields_fake)
 linear = _declared("gguf_linear", linear_of_parts, _linear_fake)
 embedding = _declared("gguf_embedding", embedding_of_parts, _embedding_fake)
 experts = _declared("gguf_experts", experts_of_parts, _experts_fake)

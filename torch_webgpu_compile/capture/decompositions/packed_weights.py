@@ -165,7 +165,7 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._weight_int4pack_mm_for_cpu.default: weight_int4pack_mm_for_cpu,
     aten._weight_int8pack_mm.default: weight_int8pack_mm,
     int4.linear: int4.of_parts,
-    gguf.pack: gguf.planes,
+    gguf.fields: gguf.fields_of_parts,
     gguf.linear: gguf.linear_of_parts,
     gguf.embedding: gguf.embedding_of_parts,
     gguf.experts: gguf_experts,

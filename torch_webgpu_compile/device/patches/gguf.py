@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ...tensors import devices
 from ...torch_ops import gguf
 from ..import_hooks import after_import, around
-from ..packed_modules import Packing
+from ..packed_modules import pack
 from .accelerator import is_wanted
 
 
@@ -51,7 +51,7 @@ def _add_formats(module: Any) -> None:
 
 def _dequantizing(form: gguf.Format) -> Callable[[Tensor, torch.dtype], Tensor]:
     def dequantize(blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        packed = gguf.planes(blocks, form.number)
+        packed = gguf.pack(blocks, form.number)
         return gguf.dequantized(packed, form.number, form.block).to(dtype)
 
     return dequantize
@@ -142,11 +142,7 @@ def _quantizer(theirs: Any) -> Any:
                 permutation = self.input_permutations.get(name)
                 if permutation is not None:
                     module.input_permutation = permutation.to(module.weight.device)
-            packing = Packing()
-            for name, module in [*model.named_modules(remove_duplicate=False)]:
-                packed = packing.of(module)
-                if packed is not module:
-                    model.set_submodule(name, packed)
+            pack(model)
             if self.factors is not None:
                 _scale_rotations(model, self.factors)
             model._weight_conversions = None
