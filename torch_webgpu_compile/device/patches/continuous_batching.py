@@ -1,0 +1,107 @@
+"""`transformers`: continuous batching sizes its paged cache by what the device can hold.
+
+Patched: when they are imported, in ``transformers.generation.continuous_batching`` of ``cache``
+``PagedAttentionCache.__init__``, ``get_device_and_memory_breakdown`` and
+``PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors``, and of ``initialization``
+``resolve_max_memory_percent``. Tried with transformers 5.24; where a version has no such function,
+nothing is changed.
+
+Why: ``generate_batch`` and ``transformers serve --continuous-batching`` give their cache and masks
+nine tenths of a device's memory, which they ask of CUDA, XPU and MPS. For this device they would
+take that of the host: of a GPU without memory of its own all but what the system needs, of another
+one a number that says nothing. Neither the cache nor a mask is a tensor that fits into a buffer
+then, and kernels read one that fits into a binding without a plan for each of its sizes.
+
+Until: ``get_device_and_memory_breakdown`` asks the device's module, and devices can say how large a
+tensor may be.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from ...tensors import devices
+from ..import_hooks import around
+
+_CACHED_PER_TOKEN = 8  # a mask leaves room for so many times the tokens of a batch, at least
+
+_index: ContextVar[int | None] = ContextVar("index", default=None)
+
+
+@around("transformers.generation.continuous_batching.cache:PagedAttentionCache.__init__")
+def make_cache(make: Any, self: Any, *arguments: Any, **keywords: Any) -> None:
+    """Has the functions below know the device, which they are not given."""
+    given = [*arguments, *keywords.values()]
+    found = [value for value in given if isinstance(value, torch.device)]
+    is_here = len(found) == 1 and found[0].type == devices.NAME
+    token = _index.set(devices.resolve_index(found[0]) if is_here else None)
+    try:
+        make(self, *arguments, **keywords)
+    finally:
+        _index.reset(token)
+
+
+@around("transformers.generation.continuous_batching.cache:get_device_and_memory_breakdown")
+def memory_breakdown(ask: Any) -> tuple[torch.device, int, int, int]:
+    """The device, and bytes: those that may be used, are taken from it, and are not free.
+
+    Of a GPU with memory of its own, of which WebGPU tells nothing, two bindings may be used: what
+    larger GPUs have beside is for who names a number of blocks.
+    """
+    index = _index.get()
+    if index is None:
+        found: tuple[torch.device, int, int, int] = ask()
+        return found
+    module = torch.get_device_module(devices.NAME)
+    module.empty_cache()
+    device = devices.get_device(index)
+    reserved = module.memory_reserved(index)
+    try:
+        free, total = module.mem_get_info(index)
+    except NotImplementedError:
+        free = 2 * device.target.max_binding_nbytes
+        total = reserved + free
+    if device.pool.limit_nbytes is not None:
+        free = min(free, max(0, device.pool.limit_nbytes - reserved))
+    return torch.device(devices.NAME, index), total, reserved, total - free
+
+
+@around(
+    "transformers.generation.continuous_batching.cache:"
+    "PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors"
+)
+def fit_tensors(infer: Any, self: Any) -> tuple[int, int]:
+    """The tokens of a batch, and sectors of the cache; what is not given fits into a binding."""
+    index = _index.get()
+    if index is None:
+        chosen: tuple[int, int] = infer(self)
+        return chosen
+    nbytes = devices.get_device(index).target.max_binding_nbytes
+    has_masks = self.num_attention_masks > 0
+    mask_nbytes = self.activation_dtype.itemsize
+    if has_masks and self.cb_config.max_batch_tokens is None:
+        tokens = self._default_max_batch_tokens
+        while tokens * _CACHED_PER_TOKEN * tokens * mask_nbytes > nbytes:
+            tokens //= 2
+        self._default_max_batch_tokens = tokens
+    tokens, sectors = infer(self)
+    if self.cb_config.num_blocks is not None:
+        return tokens, sectors
+    most = (nbytes - self.trash_bytes) // self.bytes_per_sector
+    if has_masks:
+        most = min(most, (nbytes // (tokens * mask_nbytes) - tokens) // self.tokens_per_sector)
+    return tokens, min(sectors, max(1, most))
+
+
+@around("transformers.generation.continuous_batching.initialization:resolve_max_memory_percent")
+def memory_percent(resolve: Any, *arguments: Any, **keywords: Any) -> None:
+    """A GPU that shares the host's memory gets the part that a CPU gets."""
+    device = keywords.get("device")
+    if getattr(device, "type", None) == devices.NAME:
+        properties = torch.get_device_module(devices.NAME).get_device_properties(device)
+        if properties.total_memory_is_known:
+            keywords["device"] = torch.device("cpu")
+    resolve(*arguments, **keywords)
