@@ -74,8 +74,7 @@ TABLE = (
         "default_backend several_devices uninitialized_parameters "
         # libraries
         "safetensors accelerate transformers transformers_models generation continuous_batching "
-        "torchao lightning "
-        "random_states "
+        "serving torchao lightning random_states "
         # PyTorch
         "generator_class precompiling cache_artifacts device_mesh compiled_optimizers "
         "flex_attention grad_scaler nested_attention associative_scan collect_env legacy_profiler "

@@ -2,18 +2,20 @@
 
 Patched: when they are imported, in ``transformers.generation.continuous_batching`` of ``cache``
 ``PagedAttentionCache.__init__``, ``get_device_and_memory_breakdown`` and
-``PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors``, and of ``initialization``
-``resolve_max_memory_percent``. Tried with transformers 5.24; where a version has no such function,
-nothing is changed.
+``PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors``, of ``initialization``
+``resolve_max_memory_percent``, of ``offloading_manager`` ``OffloadingManager.offload_requests``,
+and of ``continuous_api`` ``ContinuousBatchProcessor.prepare_next_batch``. Tried with transformers
+5.24; where a version has no such function, nothing is changed.
 
 Why: ``generate_batch`` and ``transformers serve --continuous-batching`` give their cache and masks
 nine tenths of a device's memory, which they ask of CUDA, XPU and MPS. For this device they would
 take that of the host: of a GPU without memory of its own all but what the system needs, of another
 one a number that says nothing. Neither the cache nor a mask is a tensor that fits into a buffer
-then, and kernels read one that fits into a binding without a plan for each of its sizes.
+then, and kernels read one that fits into a binding without a plan for each of its sizes. One
+request that needs more than the whole cache ends the thread that serves all, now and later.
 
-Until: ``get_device_and_memory_breakdown`` asks the device's module, and devices can say how large a
-tensor may be.
+Until: ``get_device_and_memory_breakdown`` asks the device's module, devices can say how large a
+tensor may be, and such a request fails alone.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ import torch
 from ...tensors import devices
 from ..import_hooks import around
 
+_PACKAGE = "transformers.generation.continuous_batching"
 _CACHED_PER_TOKEN = 8  # a mask leaves room for so many times the tokens of a batch, at least
 
 _index: ContextVar[int | None] = ContextVar("index", default=None)
 
 
-@around("transformers.generation.continuous_batching.cache:PagedAttentionCache.__init__")
+@around(f"{_PACKAGE}.cache:PagedAttentionCache.__init__")
 def make_cache(make: Any, self: Any, *arguments: Any, **keywords: Any) -> None:
     """Has the functions below know the device, which they are not given."""
     given = [*arguments, *keywords.values()]
@@ -44,7 +47,7 @@ def make_cache(make: Any, self: Any, *arguments: Any, **keywords: Any) -> None:
         _index.reset(token)
 
 
-@around("transformers.generation.continuous_batching.cache:get_device_and_memory_breakdown")
+@around(f"{_PACKAGE}.cache:get_device_and_memory_breakdown")
 def memory_breakdown(ask: Any) -> tuple[torch.device, int, int, int]:
     """The device, and bytes: those that may be used, are taken from it, and are not free.
 
@@ -69,10 +72,7 @@ def memory_breakdown(ask: Any) -> tuple[torch.device, int, int, int]:
     return torch.device(devices.NAME, index), total, reserved, total - free
 
 
-@around(
-    "transformers.generation.continuous_batching.cache:"
-    "PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors"
-)
+@around(f"{_PACKAGE}.cache:PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors")
 def fit_tensors(infer: Any, self: Any) -> tuple[int, int]:
     """The tokens of a batch, and sectors of the cache; what is not given fits into a binding."""
     index = _index.get()
@@ -96,7 +96,7 @@ def fit_tensors(infer: Any, self: Any) -> tuple[int, int]:
     return tokens, min(sectors, max(1, most))
 
 
-@around("transformers.generation.continuous_batching.initialization:resolve_max_memory_percent")
+@around(f"{_PACKAGE}.initialization:resolve_max_memory_percent")
 def memory_percent(resolve: Any, *arguments: Any, **keywords: Any) -> None:
     """A GPU that shares the host's memory gets the part that a CPU gets."""
     device = keywords.get("device")
@@ -105,3 +105,48 @@ def memory_percent(resolve: Any, *arguments: Any, **keywords: Any) -> None:
         if properties.total_memory_is_known:
             keywords["device"] = torch.device("cpu")
     resolve(*arguments, **keywords)
+
+
+# ---- requests that the cache has no room for
+
+
+class _NoRoom(RuntimeError):
+    """No room can be made for what a request needs next.
+
+    Args:
+        request: its state.
+        room: how many tokens the cache has room for.
+    """
+
+    def __init__(self, request: Any, room: int) -> None:
+        self.request = request
+        count = len(request.initial_tokens) + len(request.generated_tokens)
+        super().__init__(
+            f"a request of {count:,} tokens needs more than the cache of continuous batching has "
+            f"room for, which is {room:,} tokens; give it more blocks (num_blocks of the "
+            "configuration, --cb-num-blocks)"
+        )
+
+
+@around(f"{_PACKAGE}.offloading_manager:OffloadingManager.offload_requests")
+def offload_requests(offload: Any, self: Any) -> bool:
+    """Names the request for which nothing is left to be offloaded."""
+    starved = [request for request, _ in self.scheduler.starved_requests]
+    if offload(self):
+        return True
+    candidates = starved or self.scheduler._get_waiting_candidates()
+    if not candidates or torch.device(self.cache.device).type != devices.NAME:
+        return False
+    raise _NoRoom(candidates[0], self.cache.max_tokens_read)
+
+
+@around(f"{_PACKAGE}.continuous_api:ContinuousBatchProcessor.prepare_next_batch")
+def prepare_next_batch(prepare: Any, self: Any) -> bool:
+    """Fails that request alone: the others go on."""
+    while True:
+        try:
+            is_ready: bool = prepare(self)
+            return is_ready
+        except _NoRoom as error:
+            self._handle_request_error(error, error.request)
+            self.scheduler.set_request_cancellation(error.request.request_id)
