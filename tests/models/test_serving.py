@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -26,6 +27,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.cli.serve import Serve
 
 from torch_webgpu_compile import counters
+from torch_webgpu_compile.device.patches import continuous_batching
 
 pytestmark = [pytest.mark.rotates(4)]
 
@@ -312,16 +314,49 @@ def test_a_lost_gpu(folder: Path, expected: Callable[[str, int], list[str]]) -> 
 
 
 def test_generate_batch(folder: Path, expected: Callable[[str, int], list[str]]) -> None:
-    """As it is called, without numbers of blocks and tokens; twice, with one plan for each size."""
+    """Called without numbers of blocks and tokens; what was compiled serves later calls."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype="float32", device_map="webgpu"
     )
     compiled = []
-    for _ in range(2):
+    for is_async in (False, False, True):
         counters.reset()
-        made = model.generate_batch([ids(SHORT), ids(OTHER)], max_new_tokens=8)
+        made = model.generate_batch(
+            [ids(SHORT), ids(OTHER)],
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                use_async_batching=is_async
+            ),
+            max_new_tokens=8,
+        )
         compiled.append(counters.plans_compiled)
         words = [[f"w{token}" for token in answer.generated_tokens] for answer in made.values()]
         assert words == [expected(SHORT, 8), expected(OTHER, 8)]
         assert not counters.fallbacks
     assert compiled[1] == 0
+    nbytes = torch.webgpu.get_device_properties().limits["max-storage-buffer-binding-size"]
+    assert torch.webgpu.memory_allocated() < nbytes  # no cache nor mask is left
+
+
+def test_memory_that_a_cache_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free of memory that is known, two bindings of other, and no more than is allowed."""
+    breakdown = continuous_batching.memory_breakdown
+    assert breakdown(lambda: "asked") == "asked"  # a cache on another device
+    token = continuous_batching._index.set(0)
+    try:
+        device, total, _, taken = breakdown(None)
+        assert device == torch.device("webgpu", 0)
+        if torch.webgpu.get_device_properties().total_memory_is_known:
+            assert total == torch.webgpu.mem_get_info()[1]
+            assert 0 < total - taken < total
+        monkeypatch.setattr(torch.webgpu, "mem_get_info", Mock(side_effect=NotImplementedError))
+        _, total, reserved, taken = breakdown(None)
+        nbytes = torch.webgpu.get_device_properties().limits["max-storage-buffer-binding-size"]
+        assert total - max(reserved, taken) == 2 * (nbytes & ~3)
+        try:
+            torch.webgpu.set_memory_limit(reserved + 4096)
+            _, total, reserved, taken = breakdown(None)
+            assert total - max(reserved, taken) == 4096
+        finally:
+            torch.webgpu.set_memory_limit(None)
+    finally:
+        continuous_batching._index.reset(token)

@@ -3,19 +3,21 @@
 Patched: when they are imported, in ``transformers.generation.continuous_batching`` of ``cache``
 ``PagedAttentionCache.__init__``, ``get_device_and_memory_breakdown`` and
 ``PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors``, of ``initialization``
-``resolve_max_memory_percent``, of ``offloading_manager`` ``OffloadingManager.offload_requests``,
-and of ``continuous_api`` ``ContinuousBatchProcessor.prepare_next_batch``. Tried with transformers
-5.24; where a version has no such function, nothing is changed.
+``resolve_max_memory_percent``, of ``offloading_manager`` ``OffloadingManager.offload_requests``, of
+``continuous_api`` ``ContinuousBatchProcessor.prepare_next_batch``, and of ``input_outputs`` the
+list ``ContinuousBatchingAsyncIOs._supported_device_types``. Tried with transformers 5.24; where a
+version has no such function or list, nothing is changed.
 
 Why: ``generate_batch`` and ``transformers serve --continuous-batching`` give their cache and masks
 nine tenths of a device's memory, which they ask of CUDA, XPU and MPS. For this device they would
 take that of the host: of a GPU without memory of its own all but what the system needs, of another
 one a number that says nothing. Neither the cache nor a mask is a tensor that fits into a buffer
 then, and kernels read one that fits into a binding without a plan for each of its sizes. One
-request that needs more than the whole cache ends the thread that serves all, now and later.
+request that needs more than the whole cache ends the thread that serves all, now and later. And
+``use_async_batching``, which needs streams and events, is left to devices whose names are listed.
 
 Until: ``get_device_and_memory_breakdown`` asks the device's module, devices can say how large a
-tensor may be, and such a request fails alone.
+tensor may be, such a request fails alone, and the list asks the module for streams.
 """
 
 from __future__ import annotations
@@ -26,12 +28,24 @@ from typing import Any
 import torch
 
 from ...tensors import devices
-from ..import_hooks import around
+from ..import_hooks import after_import, around
 
 _PACKAGE = "transformers.generation.continuous_batching"
 _CACHED_PER_TOKEN = 8  # a mask leaves room for so many times the tokens of a batch, at least
 
 _index: ContextVar[int | None] = ContextVar("index", default=None)
+
+
+def install() -> None:
+    """Adds the device to the list, once it is imported."""
+    after_import(f"{_PACKAGE}.input_outputs", _allow_async)
+
+
+def _allow_async(module: Any) -> None:
+    batches = getattr(module, "ContinuousBatchingAsyncIOs", None)
+    types = getattr(batches, "_supported_device_types", None)
+    if isinstance(types, tuple) and devices.NAME not in types:
+        batches._supported_device_types = (*types, devices.NAME)
 
 
 @around(f"{_PACKAGE}.cache:PagedAttentionCache.__init__")
