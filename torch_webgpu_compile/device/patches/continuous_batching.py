@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def _allow_async(module: Any) -> None:
-    batches = getattr(module, "ContinuousBatchingAsyncIOs", None)
+    batches: Any = getattr(module, "ContinuousBatchingAsyncIOs", None)
     types = getattr(batches, "_supported_device_types", None)
     if isinstance(types, tuple) and devices.NAME not in types:
         batches._supported_device_types = (*types, devices.NAME)
