@@ -25,6 +25,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.cli.serve import Serve
+from transformers.generation.continuous_batching import continuous_api
 
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device.patches import continuous_batching
@@ -261,8 +262,10 @@ def serve(*options):
         port = str(asked.getsockname()[1])
     sys.argv = ["transformers", "serve", folder, "--device", "webgpu", "--dtype", "float32"]
     sys.argv += ["--host", "127.0.0.1", "--port", port, *options]
-    threading.Thread(target=cli.main, daemon=True).start()
+    server = threading.Thread(target=cli.main, daemon=True)
+    server.start()
     while True:
+        assert server.is_alive()
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
             break
@@ -335,6 +338,31 @@ def test_generate_batch(folder: Path, expected: Callable[[str, int], list[str]])
     assert compiled[1] == 0
     nbytes = torch.webgpu.get_device_properties().limits["max-storage-buffer-binding-size"]
     assert torch.webgpu.memory_allocated() < nbytes  # no cache nor mask is left
+
+
+def test_a_gpu_with_less_memory_than_was_hoped_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache, and a batch's mask, are made once more, in half the size."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", device_map="webgpu"
+    )
+    make, sizes = continuous_api.PagedAttentionCache, []
+
+    def make_second(**options: Any) -> Any:
+        cache: Any = make(**options)
+        sizes.append((cache.cache_tensor.nbytes, cache.max_batch_tokens, cache.max_tokens_read))
+        if len(sizes) == 1:
+            raise torch.OutOfMemoryError
+        return cache
+
+    monkeypatch.setattr(continuous_api, "PagedAttentionCache", make_second)
+    model.init_continuous_batching()._create_batch_processor()
+    limit = torch.webgpu.get_device_properties().limits["max-storage-buffer-binding-size"]
+    assert len(sizes) == 2
+    for (nbytes, tokens, room), most in zip(sizes, (limit, limit // 2), strict=True):
+        assert most // 2 < max(nbytes, tokens * (tokens + room) * 4) <= most
+        assert nbytes <= most
 
 
 def test_memory_that_a_cache_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ Patched: when they are imported, in ``transformers.generation.continuous_batchin
 ``PagedAttentionCache.__init__``, ``get_device_and_memory_breakdown`` and
 ``PagedAttentionMemoryHandler.infer_max_batch_tokens_and_num_sectors``, of ``initialization``
 ``resolve_max_memory_percent``, of ``offloading_manager`` ``OffloadingManager.offload_requests``, of
-``continuous_api`` ``ContinuousBatchProcessor.prepare_next_batch``, and of ``input_outputs`` the
-list ``ContinuousBatchingAsyncIOs._supported_device_types``. Tried with transformers 5.24; where a
+``continuous_api`` ``ContinuousBatchingManager._create_batch_processor`` and
+``ContinuousBatchProcessor.prepare_next_batch``, and of ``input_outputs`` the list
+``ContinuousBatchingAsyncIOs._supported_device_types``. Tried with transformers 5.24; where a
 version has no such function or list, nothing is changed.
 
 Why: ``generate_batch`` and ``transformers serve --continuous-batching`` give their cache and masks
@@ -22,6 +23,8 @@ tensor may be, such a request fails alone, and the list asks the module for stre
 
 from __future__ import annotations
 
+import copy
+import gc
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,7 +36,10 @@ from ..import_hooks import after_import, around
 _PACKAGE = "transformers.generation.continuous_batching"
 _CACHED_PER_TOKEN = 8  # a mask leaves room for so many times the tokens of a batch, at least
 
+_MOST_HALVINGS = 5
+
 _index: ContextVar[int | None] = ContextVar("index", default=None)
+_halvings: ContextVar[int] = ContextVar("halvings", default=0)
 
 
 def install() -> None:
@@ -46,6 +52,28 @@ def _allow_async(module: Any) -> None:
     types = getattr(batches, "_supported_device_types", None)
     if isinstance(types, tuple) and devices.NAME not in types:
         batches._supported_device_types = (*types, devices.NAME)
+
+
+@around(f"{_PACKAGE}.continuous_api:ContinuousBatchingManager._create_batch_processor")
+def create_batch_processor(create: Any, self: Any) -> Any:
+    """Where a GPU has less memory than was hoped for, half of it is tried, and half of that."""
+    if self.model.device.type != devices.NAME:
+        return create(self)
+    given = copy.copy(self.continuous_batching_config)  # the original writes what it chose
+    halvings = 0
+    while True:
+        token = _halvings.set(halvings)
+        try:
+            return create(self)
+        except torch.OutOfMemoryError:
+            if given.num_blocks is not None or halvings == _MOST_HALVINGS:
+                raise
+        finally:
+            _halvings.reset(token)
+        halvings += 1
+        self.continuous_batching_config = copy.copy(given)
+        gc.collect()
+        torch.get_device_module(devices.NAME).empty_cache()
 
 
 @around(f"{_PACKAGE}.cache:PagedAttentionCache.__init__")
@@ -93,7 +121,7 @@ def fit_tensors(infer: Any, self: Any) -> tuple[int, int]:
     if index is None:
         chosen: tuple[int, int] = infer(self)
         return chosen
-    nbytes = devices.get_device(index).target.max_binding_nbytes
+    nbytes = devices.get_device(index).target.max_binding_nbytes >> _halvings.get()
     has_masks = self.num_attention_masks > 0
     mask_nbytes = self.activation_dtype.itemsize
     if has_masks and self.cb_config.max_batch_tokens is None:
