@@ -216,6 +216,7 @@ def test_a_prompt_that_is_too_long(
 def test_an_answer_that_the_cache_has_no_room_for(
     client: Client, expected: Callable[[str, int], list[str]]
 ) -> None:
+    assert client.words(SHORT, 5) == expected(SHORT, 5)  # the cache is made for the first request
     with pytest.raises(openai.BadRequestError, match="room for 96"):
         client.ask("w9 " * ROOM, 5)
     with pytest.raises(openai.InternalServerError, match="room for, which is 96 tokens"):
