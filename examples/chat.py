@@ -1,19 +1,22 @@
 """A conversation with a language model on the GPU.
 
 ``python examples/chat.py FOLDER`` loads a checkpoint as transformers saves them (``config.json``,
-tokenizer, safetensors) and answers line by line. Each answer is followed by its tokens per second,
-by the bytes that a token takes from memory (weights and cache), and by the share of the rate of a
-copy on the same GPU. ``--help`` lists the options.
+tokenizer, safetensors), ``python examples/chat.py FILE.gguf`` a file of llama.cpp's, whose weights
+stay packed, and answers line by line; Ctrl-C ends an answer. Each answer is followed by its tokens
+per second, by the bytes that a token takes from memory (weights and cache), and by the share of the
+rate of a copy on the same GPU. ``--help`` lists the options.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -54,17 +57,23 @@ def copy_bytes_per_second(nbytes: int) -> float:
     return 2 * nbytes / statistics.median(seconds(count) for _ in range(5))
 
 
-def load(folder: str, dtype: str, int4: bool) -> tuple[Any, Any]:
-    """The model of a folder on the device, and its tokenizer.
+def load(path: str, dtype: str, int4: bool) -> tuple[Any, Any]:
+    """The model of a folder or of a GGUF file on the device, and its tokenizer.
 
     Raises:
-        SystemExit: the folder has no tokenizer or no model, or torchao is missing.
+        SystemExit: there is no tokenizer or no model, it is damaged, or a package is missing.
     """
+    folder, options = path, {}
+    if path.endswith(".gguf"):
+        folder, name = os.path.split(path)
+        folder, options = folder or ".", {"gguf_file": name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, device_map=DEVICE, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{folder} is not the folder of a language model: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, device_map=DEVICE, dtype=dtype, **options
+        )
+    except Exception as error:  # a damaged file ends in whatever the library that reads it raises
+        raise SystemExit(f"{path} is not a language model that can be loaded: {error}") from error
     if int4:
         quantize(model)
     return model.eval(), tokenizer
@@ -124,24 +133,50 @@ def encoded(tokenizer: Any, messages: Sequence[Message]) -> dict[str, Tensor]:
     return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
+class Stopped(Exception):
+    """Ctrl-C ended an answer."""
+
+
 class Timed(TextStreamer):  # type: ignore[misc]
-    """Prints tokens as they come, and remembers when they did.
+    """Prints tokens as they come, remembers them and when they did, and ends them at Ctrl-C.
 
     Attributes:
         times: of the tokens so far, in seconds.
+        tokens: those.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.times: list[float] = []
+        self.tokens: list[int] = []
         self._is_prompt = True
+        self._is_stopped = False
 
     def put(self, value: Tensor) -> None:
         """Takes the prompt first, then each token."""
+        if self._is_stopped:
+            self.end()
+            raise Stopped
         if not self._is_prompt:
             self.times.append(time.perf_counter())
+            self.tokens += value.tolist()
         self._is_prompt = False
         super().put(value)
+
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """In here, Ctrl-C ends the answer before the next token, and a second one the program."""
+
+        def stop(number: int, frame: Any) -> None:
+            if self._is_stopped:
+                raise KeyboardInterrupt
+            self._is_stopped = True
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 class Chat:
@@ -187,11 +222,16 @@ class Chat:
         prompt = inputs["input_ids"].shape[1]
         streamer = Timed(self._tokenizer)
         start = time.perf_counter()
-        result = self._generate(inputs, self._tokens, streamer)
-        tokens: list[int] = result.sequences[0, prompt:].tolist()
+        result = None
+        with suppress(Stopped), streamer.until_interrupted():
+            result = self._generate(inputs, self._tokens, streamer)
+        tokens = streamer.tokens if result is None else result.sequences[0, prompt:].tolist()
         content = self._tokenizer.decode(tokens, skip_special_tokens=True)
         self.messages.append({"role": "assistant", "content": content})
-        return tokens, self._summary(prompt, [t - start for t in streamer.times], result.cache)
+        times = [t - start for t in streamer.times]
+        if result is None:
+            return tokens, f"[stopped after {len(times)} tokens]"
+        return tokens, self._summary(prompt, times, result.cache)
 
     def _summary(self, prompt: int, times: Sequence[float], cache: Any) -> str:
         found = f"[{len(times)} tokens, the first after {times[0]:.2f} s"
@@ -238,7 +278,7 @@ def lines(prompt: str | None) -> Iterator[str]:
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
         if line:
             yield line
@@ -249,18 +289,21 @@ def main(
 ) -> list[list[int]]:
     """The program; returns the tokens of each answer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", help="config.json, tokenizer and weights")
+    parser.add_argument("path", help="a folder of config.json, tokenizer and weights; a GGUF file")
     parser.add_argument("--prompt", help="ask this and end, instead of lines of standard input")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer (default: 256)")
     parser.add_argument("--context", type=int, default=2048, help="tokens kept (default: 2048)")
     parser.add_argument("--temperature", type=float, default=0, help="0 (default): the likeliest")
-    parser.add_argument("--dtype", default="bfloat16", help="of the weights (default: bfloat16)")
+    kinds = ("bfloat16", "float16", "float32")
+    parser.add_argument("--dtype", default=kinds[0], choices=kinds, help="of what is not packed")
     parser.add_argument("--int4", action="store_true", help="weights of four bits, by torchao")
     given = parser.parse_args(arguments)
+    if given.int4 and given.path.endswith(".gguf"):
+        parser.error("--int4: the weights of a GGUF file are packed already")
 
     register()
     start = time.perf_counter()
-    model, tokenizer = load(given.folder, given.dtype, given.int4)
+    model, tokenizer = load(given.path, given.dtype, given.int4)
     synchronize()
     show(f"Loaded in {time.perf_counter() - start:.1f} s")
     copy_rate = copy_bytes_per_second(COPY_NBYTES)

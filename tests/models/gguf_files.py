@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def write_model(
     for key, value in keys.items():
         add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
         add[type(value)](f"{architecture}.{key}", value)
-    tokens = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(config.vocab_size - 3))]
+    tokens = ["<unk>", "<s>", "</s>", "▁", *string.ascii_letters]
+    tokens += [f"<{i}>" for i in range(config.vocab_size - len(tokens))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))

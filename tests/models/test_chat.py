@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from examples import chat
+from tests.models import test_gguf
 
 pytestmark = [pytest.mark.rotates(4), pytest.mark.usefixtures("fresh")]
 
@@ -108,6 +110,53 @@ def test_a_tokenizer_without_a_template(folder: Path) -> None:
     assert tokenizer.decode(ids) == "A kitten\nThe cat"
 
 
-def test_what_is_not_a_model_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="is not the folder of a language model"):
+def test_interrupted_answers_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C at the third token ends the answer, not the conversation."""
+    monkeypatch.setattr(chat, "COPY_NBYTES", 1 << 20)
+    monkeypatch.setattr("sys.stdin", io.StringIO("A kitten\nThe cat\n"))
+    put, handler = chat.Timed.put, signal.getsignal(signal.SIGINT)
+
+    def interrupt(self: chat.Timed, value: torch.Tensor) -> None:
+        put(self, value)
+        if len(self.tokens) == 3 and len(answers) == 0:
+            answers.append(self.tokens)
+            signal.raise_signal(signal.SIGINT)
+
+    answers: list[list[int]] = []
+    monkeypatch.setattr(chat.Timed, "put", interrupt)
+    options = ["--dtype", "float32", "--tokens", "12", "--context", "128"]
+    first, second = chat.main([str(folder), *options])
+    assert first == expected(folder, "<s>user: A kitten\n<s>assistant:", 12)[:3]
+    told = transformers.AutoTokenizer.from_pretrained(folder).decode(first)
+    conversation = f"<s>user: A kitten\n<s>assistant: {told}\n<s>user: The cat\n<s>assistant:"
+    assert second == expected(folder, conversation, 12)
+    assert "[stopped after 3 tokens]" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "COPY_NBYTES", 1 << 20)
+    path = tmp_path / "model.gguf"
+    test_gguf.write(path, "llama", kind=lambda name: "Q8_0")
+    options = ["--dtype", "float32", "--tokens", "5", "--context", "64", "--prompt", "hello there"]
+    (answer,) = chat.main([str(path), *options])
+    given = {"gguf_file": path.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, **given)
+    inputs = chat.encoded(tokenizer, [{"role": "user", "content": "hello there"}])
+    assert inputs["input_ids"].shape[1] > 1
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+    tokens = plain.generate(**inputs, max_new_tokens=5, do_sample=False)[0]
+    assert answer == tokens[inputs["input_ids"].shape[1] :].tolist()
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(SystemExit, match="it is damaged or incomplete"):
+        chat.main([str(path)])
+
+
+def test_what_is_not_a_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="is not a language model that can be loaded"):
         chat.main([str(tmp_path)])
+    with pytest.raises(SystemExit):
+        chat.main([str(tmp_path), "--dtype", "float17"])
+    assert "invalid choice: 'float17'" in capsys.readouterr().err
