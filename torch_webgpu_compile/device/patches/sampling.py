@@ -82,9 +82,10 @@ _failed: set[tuple[Any, ...]] = set()
 @functools.cache
 def _compiled(kind: _Kind, *types: type) -> _Kind:
     assert isinstance(kind, FunctionType)
-    # Dynamo keeps and bounds what it has compiled by the code object.
-    code = kind.__code__.replace(co_name=f"{kind.__name__}_{len(types)}")
-    own = FunctionType(code, kind.__globals__, code.co_name)
+    # Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
+    name = "_".join(of.__name__ for of in (kind, *types))
+    code = kind.__code__.replace(co_name=name, co_qualname=name)
+    own = FunctionType(code, kind.__globals__, name)
     compiled: _Kind = torch.compile(own, backend=devices.NAME)
     return compiled
 
