@@ -120,6 +120,15 @@ def test_tokens_are_those_of_eager_calls(do_sample, monkeypatch):
     assert len(operators) > 60
 
 
+def test_what_was_chosen_is_nothing_else():
+    token = torch.ones(2, 1, dtype=torch.int64)
+    given = sampling._Chosen(token)
+    assert torch.multinomial(torch.nn.functional.softmax(given, dim=-1), num_samples=1) is token
+    assert torch.argmax(given, dim=-1) is token
+    with pytest.raises(TypeError):
+        torch.isnan(given)
+
+
 class _OfUser(logits_process.LogitsProcessor):
     """Waits for a number, and counts."""
 

@@ -83,7 +83,7 @@ _failed: set[tuple[Any, ...]] = set()
 def _compiled(kind: _Kind, *types: type) -> _Kind:
     assert isinstance(kind, FunctionType)
     # Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
-    name = "_".join(of.__name__ for of in (kind, *types))
+    name = "_".join((kind.__name__, *(of.__name__ for of in types)))
     code = kind.__code__.replace(co_name=name, co_qualname=name)
     own = FunctionType(code, kind.__globals__, name)
     compiled: _Kind = torch.compile(own, backend=devices.NAME)
@@ -119,8 +119,10 @@ class _Chosen:
     def __torch_function__(
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: Any = None
     ) -> Any:
-        (chosen,) = (given for given in arguments if isinstance(given, cls))
-        return chosen if function is torch.nn.functional.softmax else chosen.token
+        if function is torch.nn.functional.softmax:
+            return arguments[0]
+        is_choice = function in (torch.multinomial, torch.argmax)
+        return arguments[0].token if is_choice else NotImplemented
 
 
 @functools.cache
