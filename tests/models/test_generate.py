@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.device.eager.compiled_op import CompiledOp
+from torch_webgpu_compile.device.patches import sampling
 
 pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
 
@@ -251,7 +252,8 @@ def test_what_is_between_scores_and_a_token_is_one_plan(count, monkeypatch):
     assert late == wanted
 
 
-def test_scores_that_are_asked_for_are_tensors():
+def test_scores_that_are_asked_for_are_tensors(monkeypatch):
+    monkeypatch.setattr(sampling, "_GREEDY_TOKENS", 0)
     on_cpu, model = pair("llama")
     wanted = {"repetition_penalty": 1.3, "output_scores": True, "return_dict_in_generate": True}
 
@@ -261,6 +263,7 @@ def test_scores_that_are_asked_for_are_tensors():
         return torch.stack(made.scores).cpu()
 
     found = scores(model, cache_implementation="static")
+    assert graphs_compiled() == 2
     torch.testing.assert_close(found, scores(on_cpu), rtol=1e-3, atol=1e-4)
 
 

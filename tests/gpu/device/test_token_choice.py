@@ -56,8 +56,8 @@ def steps(count: int = 6):
         yield ids[:, : 5 + step], torch.randn(2, _WORDS, generator=generator) * 3
 
 
-def compiling(processors, choose=sampling._process):
-    return sampling._compiling_list()(processors, choose)
+def compiling(processors, choose=sampling._process, wait=0):
+    return sampling._compiling_list()(processors, choose, wait)
 
 
 def test_all_that_are_compiled_are_tried():
@@ -127,6 +127,20 @@ def test_what_was_chosen_is_nothing_else():
     assert torch.argmax(given, dim=-1) is token
     with pytest.raises(TypeError):
         torch.isnan(given)
+
+
+def test_short_answers_without_samples_wait_for_no_compiler(monkeypatch):
+    monkeypatch.setattr(sampling, "_eager_tokens", type(sampling._eager_tokens)())
+    dynamo_counters.clear()
+    given = [processor("RepetitionPenaltyLogitsProcessor", "webgpu")]
+    found = []
+    for _ in range(2):  # it counts the tokens of all answers
+        here = compiling(given, sampling._take_greatest, wait=8)
+        tokens = [
+            here(ids.to("webgpu"), scores.to("webgpu")).token.tolist() for ids, scores in steps()
+        ]
+        found.append((tokens, dynamo_counters["stats"]["unique_graphs"]))
+    assert found == [(tokens, 0), (tokens, 1)]
 
 
 class _OfUser(logits_process.LogitsProcessor):

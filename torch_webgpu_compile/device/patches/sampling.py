@@ -19,6 +19,7 @@ import functools
 import inspect
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -49,6 +50,11 @@ _TRIED = frozenset(
 or have a length as an exponent, as ``ExponentialDecayLengthPenalty``: a plan computes that in f32.
 """
 
+_GREEDY_TOKENS = 64
+"""After so many tokens without samples processors are compiled: the eager calls for so many lengths
+that are new take as long as compiling, 0.4 s on two CPU cores. Shorter answers do without.
+"""
+
 _log = logging.getLogger(__name__)
 
 _Processors = Sequence[Callable[[Tensor, Tensor], Tensor]]
@@ -77,6 +83,7 @@ def _take_greatest(processors: _Processors, input_ids: Tensor, scores: Tensor) -
 
 
 _failed: set[tuple[Any, ...]] = set()
+_eager_tokens = Counter[tuple[Any, ...]]()
 
 
 @functools.cache
@@ -90,9 +97,14 @@ def _compiled(kind: _Kind, *types: type) -> _Kind:
     return compiled
 
 
-def _run(kind: _Kind, processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tensor:
+def _run(
+    kind: _Kind, processors: _Processors, input_ids: Tensor, scores: Tensor, wait: int
+) -> Tensor:
+    """Calls ``kind``, which is compiled after ``wait`` tokens."""
     key = (kind, *map(type, processors))
-    if key not in _failed:
+    if _eager_tokens[key] < wait:
+        _eager_tokens[key] += 1
+    elif key not in _failed:
         for processor in processors:
             # In its first call words become tensors; what Dynamo sees then depends on no words.
             if not getattr(processor, "prepared_bias_variables", True):
@@ -135,19 +147,20 @@ def _compiling_list() -> Any:
         Attributes:
             parts: processors that were tried, and others, in turns.
             choose: what is done with scores at last.
+            wait: how many tokens are chosen eagerly before.
         """
 
-        def __init__(self, processors: Sequence[Any], choose: _Kind) -> None:
+        def __init__(self, processors: Sequence[Any], choose: _Kind, wait: int) -> None:
             super().__init__(processors)
             grouped = itertools.groupby(processors, _is_tried)
             self.parts = [(tried, LogitsProcessorList(part)) for tried, part in grouped]
-            self.choose = choose
+            self.choose, self.wait = choose, wait
 
         def __call__(self, input_ids: Any, scores: Tensor, **keywords: Any) -> Any:
             for number, (is_tried, part) in enumerate(self.parts, 1):
                 kind = self.choose if number == len(self.parts) else _process
                 if is_tried:
-                    scores = _run(kind, tuple(part), input_ids, scores)
+                    scores = _run(kind, tuple(part), input_ids, scores, self.wait)
                 else:
                     kind, scores = _process, part(input_ids, scores, **keywords)
             return scores if kind is _process else _Chosen(scores)
@@ -173,7 +186,9 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
         wants_scores = config.return_dict_in_generate and config.output_scores
         choose = _draw if config.do_sample else _take_greatest
         keywords["logits_processor"] = _compiling_list()(
-            processors, _process if wants_scores else choose
+            processors,
+            _process if wants_scores else choose,
+            0 if config.do_sample else _GREEDY_TOKENS,
         )
     return original(self, *arguments, **keywords)
 
