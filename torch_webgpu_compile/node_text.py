@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ LIBRARIES = (os.path.join(os.path.dirname(__file__), ""), os.path.join(torch.__p
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s*(?!File )([^\n]*))?')
 _PLAIN = (type(None), bool, int, float, complex, str, type(Ellipsis))
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OWN: Mapping[str, str] = MappingProxyType({})
 
 
 class Unreadable(Exception):
@@ -30,20 +32,22 @@ def storage_of(fake: torch.Tensor) -> int:
     return int(fake.untyped_storage()._cdata)
 
 
-def argument_text(value: Any) -> str:
-    """An argument of a node."""
+def argument_text(value: Any, names: Mapping[str, str] = _OWN) -> str:
+    """An argument of a node; ``names`` has those of nodes that are not called by their own."""
     if isinstance(value, FxNode):
-        return f"%{value.name}"
+        return f"%{names.get(value.name, value.name)}"
     if type(value) in _PLAIN:
         return repr(value)
     if isinstance(value, _NAMED):
         return str(value)
     if isinstance(value, (tuple, list)):
-        return f"{'(' if isinstance(value, tuple) else '['}{', '.join(map(argument_text, value))})"
+        entries = ", ".join(argument_text(entry, names) for entry in value)
+        return f"{'(' if isinstance(value, tuple) else '['}{entries})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}={argument_text(entry)}' for name, entry in value.items())}}}"
+        pairs = (f"{name}={argument_text(entry, names)}" for name, entry in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, slice):
-        return f"slice{argument_text((value.start, value.stop, value.step))}"
+        return f"slice{argument_text((value.start, value.stop, value.step), names)}"
     raise Unreadable
 
 

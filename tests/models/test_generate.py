@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.device.eager.compiled_op import CompiledOp
+from torch_webgpu_compile.device.patches import sampling
 
 pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
 
@@ -203,6 +204,67 @@ def test_little_is_done_between_tokens(monkeypatch):
     (few, read), (many, also_read) = found
     assert many - few == 8 * 7
     assert also_read - read == 8 * 8  # the tokens, at the end
+
+
+_SAMPLED = {
+    "do_sample": True,
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 2,
+    "bad_words_ids": [[5], [6, 7]],
+    "temperature": 0.8,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.01,
+}
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_between_scores_and_a_token_is_one_plan(count, monkeypatch):
+    """Beside it: position, copy of the scores, append, and three on who is unfinished."""
+    _, model = pair("llama")
+    operators = []
+    run = CompiledOp.run
+    monkeypatch.setattr(CompiledOp, "run", lambda *given: operators.append(1) or run(*given))
+
+    given = prompts(count) | {"attention_mask": torch.ones(count, 9, dtype=torch.int64)}
+
+    def sampled(**keywords):
+        torch.manual_seed(3)
+        operators.clear()
+        static = {"cache_implementation": "static", "pad_token_id": 0}
+        return generate(model, given, **_SAMPLED, **static, **keywords)
+
+    tokens = sampled()
+    assert graphs_compiled() == 2
+    assert tokens.equal(sampled())
+    some = len(operators)
+    assert sampled(max_new_tokens=20).equal(tokens[:, :29])
+    assert some - len(operators) == 4 * 6
+    assert graphs_compiled() == 2
+    assert not counters.fallbacks
+    assert sampled(disable_compile=True).equal(tokens)
+    end = int(tokens[0, 15])  # `generate` has drawn a token more when it learns of this one
+    late, wanted = (
+        (sampled(eos_token_id=end, **keywords).tolist(), torch.webgpu.get_rng_state().tolist())
+        for keywords in ({}, {"stopping_criteria": [_Stop()]})
+    )
+    assert late == wanted
+
+
+def test_scores_that_are_asked_for_are_tensors(monkeypatch):
+    monkeypatch.setattr(sampling, "_GREEDY_TOKENS", 0)
+    on_cpu, model = pair("llama")
+    wanted = {"repetition_penalty": 1.3, "output_scores": True, "return_dict_in_generate": True}
+
+    def scores(of, **keywords):
+        given = {name: value.to(of.device) for name, value in prompts().items()}
+        made = of.generate(**given, do_sample=False, max_new_tokens=4, **wanted, **keywords)
+        return torch.stack(made.scores).cpu()
+
+    found = scores(model, cache_implementation="static")
+    assert graphs_compiled() == 2
+    torch.testing.assert_close(found, scores(on_cpu), rtol=1e-3, atol=1e-4)
 
 
 class _Stop(transformers.StoppingCriteria):

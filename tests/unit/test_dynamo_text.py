@@ -73,6 +73,25 @@ def test_other_values_have_the_same_text() -> None:
     assert text_of(function, X, Y) == text_of(function, torch.ones(2, 3), Y + 1)
 
 
+class Chosen(nn.Module):
+    """Weights by names, as those of adapters."""
+
+    def __init__(self, active: str) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict({name: torch.randn(4, 3) for name in "ab"})
+        self.active, self.other = active, "b" if active == "a" else "a"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weights[self.active].T - x @ self.weights[self.other].T
+
+
+def test_names_of_arguments_are_not_in_the_text() -> None:
+    assert text_of(Chosen("a"), X) == text_of(Chosen("b"), X)
+    # But which of them is where.
+    first, second = (lambda x, y: x.sin() * (x - y)), (lambda x, y: x.sin() * (y - x))
+    assert text_of(first, X, X + 1) != text_of(second, X, X + 1)
+
+
 @torch.compiler.allow_in_graph
 def of_user(x: Tensor) -> Tensor:
     return x + 1

@@ -28,7 +28,9 @@ _LIBRARIES = ("torch", "_operator", "math", "builtins")
 def dynamo_text(module: GraphModule, inputs: Sequence[Any]) -> str | None:
     """Text that two graphs only have in common if the same becomes of both.
 
-    That is for one version of this package, one GPU and the same options.
+    That is for one version of this package, one GPU and the same options. Arguments are called by
+    their positions, as nothing is named after them: Dynamo names one after the way to it, which has
+    the name of an adapter's weights in it.
 
     Args:
         inputs: fake tensors, in the order of the graph's arguments.
@@ -47,22 +49,25 @@ def _lines(module: GraphModule, inputs: Sequence[Any]) -> Iterable[str]:
     storages: dict[int, int] = {}
     sources: dict[str, str] = {}
     given = iter(inputs)
+    names: dict[str, str] = {}  # no node's name begins so
     yield _switches({"cpu", *(x.device.type for x in inputs if isinstance(x, torch.Tensor))})
     for node in module.graph.nodes:
         match node.op:
             case "placeholder":
                 held = _argument(node, next(given), storages)
+                names[node.name] = f"#{len(names)}"
             case "call_function":
-                held = f"{_function(node.target)}{argument_text([node.args, node.kwargs])}"
+                held = f"{_function(node.target)}{argument_text([node.args, node.kwargs], names)}"
             case "call_method":
                 _require_plain(node.args[0])
-                held = f".{node.target}{argument_text([node.args, node.kwargs])}"
+                held = f".{node.target}{argument_text([node.args, node.kwargs], names)}"
             case "output":
-                held = argument_text(node.args)
+                held = argument_text(node.args, names)
             case _:
                 raise Unreadable
         annotated = node.meta.get("custom") or ""  # as with a budget of memory for gradients
-        yield f"{node.name} {node.op} {held} {annotated} # {source_text(node, sources)}"
+        name = names.get(node.name, node.name)
+        yield f"{name} {node.op} {held} {annotated} # {source_text(node, sources)}"
 
 
 def _switches(devices: Iterable[str]) -> str:
