@@ -70,10 +70,11 @@ def write_model(
     config = model.config
     writer = writing.GGUFWriter(path, architecture)
     for key, value in keys.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+        add = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
         add[type(value)](f"{architecture}.{key}", value)
     tokens = ["<unk>", "<s>", "</s>", "▁", *string.ascii_letters]
     tokens += [f"<{i}>" for i in range(config.vocab_size - len(tokens))]
+    writer.add_pad_token_id(0)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))

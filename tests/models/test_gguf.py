@@ -155,6 +155,15 @@ MODELS: dict[str, tuple[str, Any, dict[str, Any], dict[str, str], Any]] = {
         {"attn": "Q4_0"},
         with_one_added,
     ),
+    "lfm2": (  # of which transformers knows how to keep blocks
+        "lfm2",
+        transformers.Lfm2Config(
+            **LLAMA, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention"]
+        ),
+        KEYS | {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]},
+        {"shortconv.conv": "F32", "ffn": "Q4_K"},
+        lambda name, tensor: tensor[:, 0] if "shortconv.conv" in name else tensor,
+    ),
 }
 
 
@@ -174,7 +183,7 @@ def load(folder: Path, **arguments: Any) -> Any:
     return kind.from_pretrained(folder, gguf_file="model.gguf", **arguments)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_stay_packed_and_say_the_same_tokens(name: str, tmp_path: Path) -> None:
     """transformers dequantizes the whole file on the CPU."""
