@@ -105,8 +105,10 @@ def test_tokens_are_those_of_eager_calls(do_sample, monkeypatch):
     dynamo_counters.clear()
     strengths = (0.3, 0.5, 0.9, 1.3)
     found = [chosen(processors(strength), do_sample) for strength in strengths]
-    # For the first, and for numbers that change; neither for each nor for each length.
-    assert dynamo_counters["stats"]["unique_graphs"] == 2
+    # For the first, and for numbers that change; neither for each nor for each length. (Before
+    # PyTorch 2.12, Dynamo does not let a number that becomes a tensor change.)
+    wanted = 2 if torch.__version__ >= (2, 12) else len(strengths)
+    assert dynamo_counters["stats"]["unique_graphs"] == wanted
     operators = []
     run = CompiledOp.run
     monkeypatch.setattr(CompiledOp, "run", lambda *given: operators.append(1) or run(*given))
