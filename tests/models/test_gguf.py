@@ -75,6 +75,31 @@ def test_products(name: str, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(ours.cpu(), theirs, atol=tolerance * largest, rtol=0)
 
 
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("kind", ["linear", "experts"])
+def test_gradients_of_the_input(kind: str) -> None:
+    number, rows, columns = gguf.FORMATS["Q4_K"].number, 24, 256
+    blocks = gguf_files.random_blocks("Q4_K", 3 * rows, columns, 2e-3)
+    whole = torch.from_numpy(gguf_files.dequantized(blocks, "Q4_K"))
+    weight = gguf.pack(torch.from_numpy(blocks).to("webgpu"), number)
+    x, ids = torch.randn(5, columns), torch.randint(0, 3, (5, 2))
+    here, bias = x.to("webgpu").requires_grad_(), torch.zeros(3 * rows, device="webgpu")
+    bias.requires_grad_()
+    if kind == "linear":
+        result = gguf.linear(here, weight, number, bias)
+    else:
+        result = gguf.experts(here, weight.view(3, rows, -1), number, ids.to("webgpu"))
+    factors = torch.randn(result.shape)
+    (result * factors.to("webgpu")).sum().backward()
+    if kind == "linear":
+        wanted = factors @ whole
+        torch.testing.assert_close(bias.grad.cpu(), factors.sum(0))
+    else:
+        wanted = (factors[..., None, :] @ whole.view(3, rows, -1)[ids]).sum((1, 2))
+    torch.testing.assert_close(here.grad.cpu(), wanted, atol=1e-6 * wanted.abs().max(), rtol=1e-5)
+    assert not counters.fallbacks
+
+
 LLAMA = {
     "vocab_size": 300,
     "hidden_size": 256,
@@ -223,6 +248,17 @@ def test_rotations_have_the_factors_of_the_file(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", "llama", **given)
     model = load(tmp_path, device_map="webgpu").model
     torch.testing.assert_close(model.rotary_emb.inv_freq.cpu(), whole)
+
+
+def test_a_model_may_be_on_two_devices(tmp_path: Path) -> None:
+    """`accelerate` brings what is on the host to the device for each call."""
+    write(tmp_path / "model.gguf", "llama", kind=of_kind({}))
+    here = dict.fromkeys(["model.layers.1", "model.norm", "model.rotary_emb", "lm_head"], "webgpu")
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", **here}
+    prompt = torch.randint(60, 300, (1, 5))
+    found = load(tmp_path, dtype=torch.float32, device_map=places)(prompt).logits
+    wanted = load(tmp_path, dtype=torch.float32)(prompt).logits
+    torch.testing.assert_close(found.cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_another_device_has_what_transformers_loads(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
-"""Modules whose weights are those of a GGUF file, packed on the device (`torch_ops.gguf`).
+"""Modules whose weights are those of a GGUF file, packed (`torch_ops.gguf`).
 
-Each takes the place of transformers' module of the same kind, which has the blocks as they are in
-the file, and leaves it with nothing but the planes.
+Each takes the place of the module of a model before its weights are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,20 +13,24 @@ from torch import Tensor, nn
 from ..torch_ops import gguf
 
 
+def _empty(ggml_type: int, *sizes: int) -> nn.Parameter:
+    """A weight of so many elements that is to be loaded."""
+    *outer, columns = sizes
+    words = gguf.row_words(ggml_type, columns)
+    return nn.Parameter(torch.empty(*outer, words, dtype=torch.int32), requires_grad=False)
+
+
 class PackedLinear(nn.Module):
-    """A linear layer.
+    """A linear layer with a weight (out_features, words of a row)."""
 
-    Args:
-        source: transformers' ``GgufLinear``, with a weight (out_features, words of a row).
-    """
-
-    def __init__(self, source: Any) -> None:
+    def __init__(self, in_features: int, out_features: int, ggml_type: int, bias: bool) -> None:
         super().__init__()
-        self.in_features, self.out_features = source.in_features, source.out_features
-        self.ggml_type = source.ggml_type
-        self.weight, self.bias = source.weight, source.bias
+        self.in_features, self.out_features = in_features, out_features
+        self.ggml_type = ggml_type
+        self.weight = _empty(ggml_type, out_features, in_features)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.input_permutation: Tensor | None
-        self.register_buffer("input_permutation", source.input_permutation, persistent=False)
+        self.register_buffer("input_permutation", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) to (…, out_features) in the dtype of ``x``."""
@@ -44,19 +46,26 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """An embedding.
+    """An embedding with a weight (num_embeddings, words of a row).
 
     Args:
-        source: transformers' ``GgufEmbedding``, with a weight (num_embeddings, words of a row) and
-            with the ``scale`` that rows are multiplied with.
+        dtype: of the rows.
+        scale: what rows are multiplied with.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        ggml_type: int,
+        dtype: torch.dtype,
+        scale: float,
+    ) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim = source.num_embeddings, source.embedding_dim
-        self.ggml_type, self.dtype = source.ggml_type, source.compute_dtype
-        self.weight = source.weight
-        self.scale = torch.tensor(source.scale, dtype=self.dtype, device="cpu").item()  # rounded
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.ggml_type, self.dtype = ggml_type, dtype
+        self.weight = _empty(ggml_type, num_embeddings, embedding_dim)
+        self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()  # rounded
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Integers (…) to (…, embedding_dim)."""
@@ -72,17 +81,22 @@ class PackedEmbedding(nn.Module):
 class PackedExperts(nn.Module):
     """The experts of a layer: gated feed-forward networks, of which each token has some.
 
+    Their weights are (experts, 2 · intermediate, words of a row), the gate's rows first, and
+    (experts, hidden, words of a row).
+
     Args:
-        source: transformers' ``GgufExperts``, with weights (experts, 2 · intermediate, words of a
-            row), the gate's rows first, and (experts, hidden, words of a row).
+        like: the model's experts.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, like: Any, gate_up_type: int, down_type: int) -> None:
         super().__init__()
-        self.num_experts, self.act_fn = source.num_experts, source.act_fn
-        self.hidden_dim, self.intermediate_dim = source.hidden_dim, source.intermediate_dim
-        self.gate_up_type, self.down_type = source.gate_up_type, source.down_type
-        self.gate_up_proj, self.down_proj = source.gate_up_proj, source.down_proj
+        self.num_experts, self.act_fn = like.num_experts, like.act_fn
+        self.hidden_dim, self.intermediate_dim = like.hidden_dim, like.intermediate_dim
+        self.gate_up_type, self.down_type = gate_up_type, down_type
+        sizes = self.num_experts, 2 * self.intermediate_dim, self.hidden_dim
+        self.gate_up_proj = _empty(gate_up_type, *sizes)
+        sizes = self.num_experts, self.hidden_dim, self.intermediate_dim
+        self.down_proj = _empty(down_type, *sizes)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Sums of what a token's experts give, by their weights.
@@ -106,28 +120,3 @@ class PackedExperts(nn.Module):
         """Sizes and formats."""
         kinds = {gguf.name_of(kind): None for kind in (self.gate_up_type, self.down_type)}
         return f"{self.num_experts}, {self.hidden_dim}, {self.intermediate_dim}, {', '.join(kinds)}"
-
-
-_WEIGHTS: dict[str, tuple[Callable[[Any], nn.Module], dict[str, str]]] = {
-    "GgufLinear": (PackedLinear, {"weight": "ggml_type"}),
-    "GgufEmbedding": (PackedEmbedding, {"weight": "ggml_type"}),
-    "GgufExperts": (PackedExperts, {"gate_up_proj": "gate_up_type", "down_proj": "down_type"}),
-}
-"""For each of transformers' modules ours, and the names of its weights and of their formats."""
-
-
-def pack(model: nn.Module) -> None:
-    """Packs all weights that transformers has loaded as blocks, each in place, and their modules.
-
-    Parameters stay what they are, so that those that modules share are shared.
-    """
-    packed: set[nn.Parameter] = set()
-    for name, source in [*model.named_modules(remove_duplicate=False)]:
-        ours, weights = _WEIGHTS.get(type(source).__name__, (None, {}))
-        for weight, kind in weights.items():
-            parameter = getattr(source, weight)
-            if parameter not in packed:
-                parameter.data = gguf.pack(parameter.data, getattr(source, kind))
-                packed.add(parameter)
-        if ours is not None:
-            model.set_submodule(name, ours(source))

@@ -216,6 +216,11 @@ def name_of(ggml_type: int) -> str:
     return next(name for name, form in FORMATS.items() if form.number == ggml_type)
 
 
+def row_words(ggml_type: int, columns: int) -> int:
+    """Words of a row of so many elements."""
+    return sum(BY_NUMBER[ggml_type].words(columns))
+
+
 # -- planes ----------------------------------------------------------------------------------------
 
 
@@ -473,3 +478,39 @@ fields = _declared("gguf_fields", fields_of_parts, _fields_fake)
 linear = _declared("gguf_linear", linear_of_parts, _linear_fake)
 embedding = _declared("gguf_embedding", embedding_of_parts, _embedding_fake)
 experts = _declared("gguf_experts", experts_of_parts, _experts_fake)
+
+
+def _save_linear(ctx: Any, inputs: Any, output: Tensor) -> None:
+    x, weight, ctx.ggml_type, bias = inputs
+    ctx.columns, ctx.has_bias = x.shape[-1], bias is not None
+    ctx.save_for_backward(weight)
+
+
+def _gradients_of_linear(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of the input and the bias; a packed weight has none."""
+    (weight,) = ctx.saved_tensors
+    given = grad.float() @ dequantized(weight, ctx.ggml_type, ctx.columns)
+    bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
+    return given.to(grad.dtype), None, None, bias
+
+
+def _save_experts(ctx: Any, inputs: Any, output: Tensor) -> None:
+    x, weight, ctx.ggml_type, ids = inputs
+    ctx.columns = x.shape[-1]
+    ctx.save_for_backward(weight, ids)
+
+
+def _gradients_of_experts(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the input: (M, T, N) times the experts' weights, summed over T."""
+    weight, ids = ctx.saved_tensors
+    whole = dequantized(_selected(weight, ids), ctx.ggml_type, ctx.columns)
+    given = (grad.float()[..., None, :] @ whole).sum((1, 2))
+    return given.to(grad.dtype), None, None, None
+
+
+torch.library.register_autograd(
+    "webgpu::gguf_linear", _gradients_of_linear, setup_context=_save_linear
+)
+torch.library.register_autograd(
+    "webgpu::gguf_experts", _gradients_of_experts, setup_context=_save_experts
+)

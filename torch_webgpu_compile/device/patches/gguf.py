@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ...tensors import devices
 from ...torch_ops import gguf
 from ..import_hooks import after_import, around
-from ..packed_modules import pack
+from ..packed_modules import PackedEmbedding, PackedExperts, PackedLinear
 from .accelerator import is_wanted
 
 
@@ -82,6 +82,7 @@ def _is_device(place: Any) -> bool:
 
 def _quantizer(theirs: Any) -> Any:
     """transformers' ``GgufHfQuantizer``, with our modules for what is loaded to the device."""
+    from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf import utils
     from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 
@@ -135,6 +136,21 @@ def _quantizer(theirs: Any) -> Any:
             if not self.quantization_config.dequantize:
                 self.packed_modules = _replace(model, packable, is_tied, self.dtype)
 
+        def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+            found = super().update_weight_conversions(weight_conversions, model)
+            if self.is_here and self.supported and self.packed_modules:
+                packing = _packing(
+                    {
+                        name: self.quantized[name]
+                        for name in self.packed_modules
+                        if name in self.quantized
+                    }
+                )
+                for conversion in found:
+                    if isinstance(conversion, WeightConverter):
+                        conversion.operations.append(packing)
+            return found
+
         def _process_model_after_weight_loading(self, model: Any, **keywords: Any) -> Any:
             if not (self.is_here and self.supported):
                 return super()._process_model_after_weight_loading(model, **keywords)
@@ -142,7 +158,6 @@ def _quantizer(theirs: Any) -> Any:
                 permutation = self.input_permutations.get(name)
                 if permutation is not None:
                     module.input_permutation = permutation.to(module.weight.device)
-            pack(model)
             if self.factors is not None:
                 _scale_rotations(model, self.factors)
             model._weight_conversions = None
@@ -151,10 +166,35 @@ def _quantizer(theirs: Any) -> Any:
     return Quantizer
 
 
+def _packing(kinds: Mapping[str, int]) -> Any:
+    """The last conversion of tensors: blocks of these formats, by a weight's name, are packed."""
+    from transformers.core_model_loading import ConversionOps
+
+    class Pack(ConversionOps):
+        """Packs one tensor where it is."""
+
+        @torch.no_grad()
+        def convert(
+            self,
+            input_dict: dict[str, Any],
+            source_patterns: list[str],
+            target_patterns: list[str],
+            **keywords: Any,
+        ) -> Any:
+            name = keywords.get("full_layer_name", "")
+            if name not in kinds:
+                return input_dict
+            (given,) = input_dict.values()
+            blocks = given[0] if isinstance(given, list) else given
+            return {name: gguf.pack(blocks, kinds[name])}
+
+    return Pack()
+
+
 def _replace(
     model: Any, plan: Mapping[str, int], is_tied: bool, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Puts transformers' modules of blocks where weights may stay packed.
+    """Puts packed modules where weights may stay packed.
 
     Args:
         plan: the formats of those weights, by their names.
@@ -163,9 +203,6 @@ def _replace(
     Returns:
         The modules by the names of their weights.
     """
-    from transformers.integrations.gguf import utils
-
-    of_experts: Any = utils.GgufExperts
     plan = {name: kind for name, kind in plan.items() if kind in gguf.BY_NUMBER}
     replaced: dict[str, Any] = {}
 
@@ -176,25 +213,22 @@ def _replace(
     def put_plain(name: str, module: Any, kind: int) -> None:
         if type(module) is nn.Linear:
             sizes = module.in_features, module.out_features
-            put(name, utils.GgufLinear(*sizes, kind, module.bias is not None), "weight")
-        elif isinstance(module, nn.Embedding) and _scale_of(module) is not None:
+            put(name, PackedLinear(*sizes, kind, module.bias is not None), "weight")
+        elif isinstance(module, nn.Embedding) and (scale := _scale_of(module)) is not None:
             sizes = module.num_embeddings, module.embedding_dim
-            made: Any = utils.GgufEmbedding(*sizes, kind, dtype)
-            made.scale = _scale_of(module)
-            put(name, made, "weight")
+            put(name, PackedEmbedding(*sizes, kind, dtype, scale), "weight")
 
     for name, module in [*model.named_modules()]:
         kind = plan.get(f"{name}.weight")
-        kinds = [plan.get(f"{name}.{weight}") for weight in _OF_EXPERTS]
+        gate_up, down = (plan.get(f"{name}.{weight}") for weight in _OF_EXPERTS)
         if kind is not None:
             put_plain(name, module, kind)
-        elif None not in kinds and name.endswith(".experts"):
-            sizes = module.num_experts, module.hidden_dim, module.intermediate_dim
-            put(name, of_experts(*sizes, *kinds, module.act_fn), *_OF_EXPERTS)
+        elif gate_up is not None and down is not None and name.endswith(".experts"):
+            put(name, PackedExperts(module, gate_up, down), *_OF_EXPERTS)
     ties = getattr(model, "_tied_weights_keys", None) or {}
     for target, source in (ties if is_tied and isinstance(ties, Mapping) else {}).items():
-        name = target.removesuffix(".weight")
-        if source in replaced and target not in replaced and model.get_submodule(name):
+        if source in replaced and target not in replaced:
+            name = target.removesuffix(".weight")
             put_plain(name, model.get_submodule(name), plan[source])
     return replaced
 
