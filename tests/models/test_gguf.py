@@ -11,11 +11,13 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.integrations.gguf import dequant
 
 from tests.compiling import native
 from tests.models import gguf_files
 from torch_webgpu_compile import FallbackWarning, counters
 from torch_webgpu_compile.device import autoload
+from torch_webgpu_compile.device.patches import gguf as files
 from torch_webgpu_compile.torch_ops import gguf
 
 autoload.register()
@@ -264,6 +266,15 @@ def test_a_model_may_be_on_two_devices(tmp_path: Path) -> None:
 def test_another_device_has_what_transformers_loads(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", "qwen2")
     assert type(load(tmp_path).lm_head) is torch.nn.Linear
+
+
+def test_formats_that_transformers_does_not_know_are_as_ours() -> None:
+    for name, (number, *block) in files._FORMATS.items():
+        form = gguf.FORMATS[name]
+        assert (number, *block) == (form.number, form.block, form.nbytes)
+        blocks = torch.from_numpy(gguf_files.random_blocks(name, 2, form.block))
+        found = dequant.dequantize(blocks.flatten(), number).view(2, -1)
+        assert found.equal(torch.from_numpy(gguf_files.dequantized(blocks.numpy(), name)))
 
 
 def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:

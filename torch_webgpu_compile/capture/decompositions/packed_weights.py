@@ -1,8 +1,8 @@
 """Products with weights of 4 and 8 bits, which stay as they are in memory.
 
-Source: ATen ``_weight_int4pack_mm``, ``_weight_int8pack_mm`` and their kin, ``webgpu::int4_linear``
-(`torch_ops.int4`) and ``webgpu::gguf_…`` (`torch_ops.gguf`). Each becomes operations on single
-elements of the packed integers and one product, which a kernel does where it reads them.
+Source: ATen ``_weight_int4pack_mm``, ``_weight_int8pack_mm`` and their kin, and
+``webgpu::int4_linear`` (`torch_ops.int4`). Each becomes operations on single elements of the packed
+integers and one product, which a kernel does where it reads them.
 
 Packed int4 on the device: the weight (N, K) in rows, eight elements in an int32, element k in the
 four bits from bit 4 · (k mod 8). `_convert_weight_to_int4pack` gives them the sizes that PyTorch
@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_ops import gguf, int4
+from ...torch_ops import int4
 from ...torch_private import OpOverload
-from .grouped import grouped_mm
 
 aten = torch.ops.aten
 
@@ -137,25 +136,6 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return (x.to(weight.dtype) @ weight.t()).to(x.dtype)
 
 
-def gguf_experts(input: Tensor, weight: Tensor, ggml_type: int, ids: Tensor) -> Tensor:
-    """``webgpu::gguf_experts``: see `gguf.experts_of_parts`.
-
-    More rows than experts are put in the order of these, so that a weight is read once for several.
-    """
-    count, each = ids.shape
-    if isinstance(count, int) and count * each <= 2 * weight.shape[0]:
-        return gguf.experts_of_parts(input, weight, ggml_type, ids)
-    chosen = ids.flatten()
-    order = chosen.argsort()
-    whole = gguf.dequantized(weight, ggml_type, input.shape[1])
-    matrices = gguf.multiplied(whole, chosen.shape[0], input.dtype)
-    experts = torch.arange(weight.shape[0], device=ids.device, dtype=ids.dtype)
-    ends = torch.searchsorted(chosen[order], experts, right=True)
-    products = grouped_mm(input.to(matrices.dtype)[order // each], matrices.mT, ends)
-    results = torch.zeros_like(products).index_put((order,), products)
-    return results.to(input.dtype).view(count, each, -1)
-
-
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._convert_weight_to_int4pack.default: convert_weight_to_int4pack,
     aten._weight_int4pack_mm.default: weight_int4pack_mm,
@@ -165,8 +145,4 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten._weight_int4pack_mm_for_cpu.default: weight_int4pack_mm_for_cpu,
     aten._weight_int8pack_mm.default: weight_int8pack_mm,
     int4.linear: int4.of_parts,
-    gguf.fields: gguf.fields_of_parts,
-    gguf.linear: gguf.linear_of_parts,
-    gguf.embedding: gguf.embedding_of_parts,
-    gguf.experts: gguf_experts,
 }

@@ -144,6 +144,10 @@ def decompositions(native: Collection[OpOverload]) -> dict[Any, Decomposition]:
         chosen[scatter.default] = _zeros_and_scatter
     chosen.update(quantization.of_integers())
     chosen.update(grouped.of_transformers())
+    if hasattr(torch.ops.webgpu, "gguf_linear"):
+        from . import gguf_weights
+
+        chosen.update(gguf_weights.DECOMPOSITIONS)
     chosen[torch.ops.higher_order.out_dtype] = quantization.with_out_dtype
     return chosen | random.DECOMPOSITIONS
 

@@ -22,15 +22,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...tensors import devices
-from ...torch_ops import gguf
 from ..import_hooks import after_import, around
-from ..packed_modules import PackedEmbedding, PackedExperts, PackedLinear
 from .accelerator import is_wanted
 
 
@@ -40,21 +39,23 @@ def install() -> None:
     after_import("transformers.quantizers.auto", _take_files)
 
 
+_FORMATS = {"Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "MXFP4": (39, 32, 17)}
+"""Those that files have and the tables have not: number, elements of a block, and its bytes."""
+
+
 def _add_formats(module: Any) -> None:
-    """Formats that files have, and the tables have not, as on the CPU."""
-    for name, form in gguf.FORMATS.items():
-        if form.number not in module.GGML_BLOCK:
-            module.GGML_BLOCK[form.number] = form.block, form.nbytes
-            module.GGML_NAME[form.number] = name
-            module._DEQUANT[form.number] = _dequantizing(form)
+    for name, (number, *block) in _FORMATS.items():
+        if number not in module.GGML_BLOCK:
+            module.GGML_BLOCK[number] = tuple(block)
+            module.GGML_NAME[number] = name
+            module._DEQUANT[number] = partial(_dequantize, number, block[0])
 
 
-def _dequantizing(form: gguf.Format) -> Callable[[Tensor, torch.dtype], Tensor]:
-    def dequantize(blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        packed = gguf.pack(blocks, form.number)
-        return gguf.dequantized(packed, form.number, form.block).to(dtype)
+def _dequantize(ggml_type: int, columns: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """A file's blocks, (blocks, bytes of one), where they are not packed, also on the CPU."""
+    from ...torch_ops import gguf
 
-    return dequantize
+    return gguf.dequantized(gguf.pack(blocks, ggml_type), ggml_type, columns).to(dtype)
 
 
 def _take_files(module: Any) -> None:
@@ -170,6 +171,8 @@ def _packing(kinds: Mapping[str, int]) -> Any:
     """The last conversion of tensors: blocks of these formats, by a weight's name, are packed."""
     from transformers.core_model_loading import ConversionOps
 
+    from ...torch_ops import gguf
+
     class Pack(ConversionOps):
         """Packs one tensor where it is."""
 
@@ -203,6 +206,9 @@ def _replace(
     Returns:
         The modules by the names of their weights.
     """
+    from ...torch_ops import gguf
+    from ..packed_modules import PackedEmbedding, PackedExperts, PackedLinear
+
     plan = {name: kind for name, kind in plan.items() if kind in gguf.BY_NUMBER}
     replaced: dict[str, Any] = {}
 
