@@ -263,6 +263,20 @@ def test_a_model_may_be_on_two_devices(tmp_path: Path) -> None:
     torch.testing.assert_close(found.cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_metadata_is_read_again_when_the_file_changed(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for layers in (2, 1):
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": layers})
+        )
+        keys = KEYS | {"block_count": layers}
+        gguf_files.write_model(path, model, "llama", keys, of_kind({}), unchanged)
+        for _ in range(2):
+            config = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
+            assert config.num_hidden_layers == layers
+            config.rope_parameters["rope_theta"] = 1.0  # is the caller's own
+
+
 def test_another_device_has_what_transformers_loads(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", "qwen2")
     assert type(load(tmp_path).lm_head) is torch.nn.Linear

@@ -2,7 +2,7 @@
 
 Patched: when they are imported, ``AUTO_QUANTIZER_MAPPING["gguf"]`` of
 ``transformers.quantizers.auto``, the tables of formats in
-``transformers.integrations.gguf.dequant``, and the error of ``load_gguf_checkpoint`` in
+``transformers.integrations.gguf.dequant``, and ``load_gguf_checkpoint`` in
 ``transformers.modeling_gguf_pytorch_utils``. Tried with transformers 5.24; where a version has no
 such things, nothing is changed. What is loaded to other devices is loaded as before.
 
@@ -10,7 +10,8 @@ Why: transformers keeps blocks packed where a kernel for the device is published
 for three architectures; else it dequantizes the whole model, on the host. It takes no file with
 Q5_0, Q5_1 or MXFP4 for those three, packs no embedding that is scaled (Gemma's), and takes the
 output for packed like the embedding also where the file has one that is not. It leaves out the
-factors of a Llama 3's rotary embedding, which are a tensor of the file.
+factors of a Llama 3's rotary embedding, which are a tensor of the file. It reads the vocabulary
+anew for the configuration, for the tokenizer and for the model.
 
 Until: a kernel for another device can be registered, and the table of architectures has those that
 the loader which dequantizes has.
@@ -18,6 +19,7 @@ the loader which dequantizes has.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -250,16 +252,33 @@ def _scale_of(module: nn.Embedding) -> float | None:
     return float(scale) if isinstance(scale, (int, float)) else None
 
 
+_read: dict[tuple[Any, ...], Any] = {}
+"""What was read last of a file without its tensors, by its path, size and time."""
+
+
 @around("transformers.modeling_gguf_pytorch_utils:load_gguf_checkpoint")
-def load_checkpoint(original: Any, gguf_checkpoint_path: str, *rest: Any, **keywords: Any) -> Any:
-    """Says what is wrong with a file that the package ``gguf`` cannot read because it is short."""
+def load_checkpoint(
+    original: Any, gguf_checkpoint_path: str, return_tensors: bool = False, **keywords: Any
+) -> Any:
+    """Reads a file's metadata once for configuration, tokenizer and model, and says if it is short.
+
+    The package ``gguf`` takes seconds for a vocabulary of 128,000 words.
+    """
+    status = os.stat(gguf_checkpoint_path)
+    key = os.path.abspath(gguf_checkpoint_path), status.st_size, status.st_mtime_ns
+    if not return_tensors and key in _read:
+        return copy.deepcopy(_read[key])
     try:
-        return original(gguf_checkpoint_path, *rest, **keywords)
+        found = original(gguf_checkpoint_path, return_tensors, **keywords)
     except ValueError:
         from transformers.integrations.gguf.reader import GgufHeader
 
         _check_length(GgufHeader.from_file(gguf_checkpoint_path))
         raise
+    if not return_tensors:
+        _read.clear()
+        _read[key] = copy.deepcopy(found)
+    return found
 
 
 def _check_length(header: Any) -> None:
