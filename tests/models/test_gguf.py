@@ -29,7 +29,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", gguf.FORMATS)
 def test_a_format_is_bit_for_bit_what_the_file_says(name: str) -> None:
     """In rows of an odd number of blocks, whose planes do not end with a word."""
@@ -48,7 +47,6 @@ def test_a_format_is_bit_for_bit_what_the_file_says(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "IQ4_XS"])
-@pytest.mark.rotates(9)
 def test_products(name: str, dtype: torch.dtype) -> None:
     """Eager and compiled: of one row and of many, of a weight and of experts, which share some."""
     number, experts, rows, columns = gguf.FORMATS[name].number, 3, 24, 256
@@ -77,7 +75,6 @@ def test_products(name: str, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(ours.cpu(), theirs, atol=tolerance * largest, rtol=0)
 
 
-@pytest.mark.rotates(3)
 @pytest.mark.parametrize("kind", ["linear", "experts"])
 def test_gradients_of_the_input(kind: str) -> None:
     number, rows, columns = gguf.FORMATS["Q4_K"].number, 24, 256
@@ -210,7 +207,6 @@ def load(folder: Path, **arguments: Any) -> Any:
     return kind.from_pretrained(folder, gguf_file="model.gguf", **arguments)
 
 
-@pytest.mark.rotates(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_stay_packed_and_say_the_same_tokens(name: str, tmp_path: Path) -> None:
     """transformers dequantizes the whole file on the CPU."""
