@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from torch_webgpu_compile.device.autoload import register
+from torch_webgpu_compile.device.packed_modules import PackedLinear
 from torch_webgpu_compile.runtime import limits
 from torch_webgpu_compile.tensors import devices
+from torch_webgpu_compile.torch_ops import gguf
 
 from .cases import static_cache
 from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all
@@ -79,8 +81,8 @@ class Case:
     Attributes:
         positions, filled: of the cache, and how many of them hold something before the first token.
         prompt: tokens at once, in an empty cache; None: one token after another.
-        weights: of linear layers, "int8" (per channel) or "int4" (groups of 32), by torchao; None:
-            as ``dtype`` says.
+        weights: of linear layers, "int8" (per channel) or "int4" (groups of 32), by torchao, or a
+            format of GGUF files; None: as ``dtype`` says.
         steps: timed together, one after another.
         goals: compared with ``cuda``, or read from the figures of this package (`figures`).
     """
@@ -129,6 +131,8 @@ CASES = {
     ),
     "decode_int8": Case(torch.bfloat16, weights="int8", goals=(_tokens_per_second(1500), _HOST)),
     "decode_int4": Case(torch.bfloat16, weights="int4", goals=(_tokens_per_second(1900), _HOST)),
+    "decode_q4_k": Case(torch.bfloat16, weights="Q4_K", goals=(_tokens_per_second(1300), _HOST)),
+    "decode_q8_0": Case(torch.bfloat16, weights="Q8_0", goals=(_tokens_per_second(1000), _HOST)),
     "decode_bf16_32k": Case(
         torch.bfloat16, positions=32_768, filled=32_000, goals=(CopyShare(0.6), _HOST)
     ),
@@ -139,10 +143,29 @@ CASES = {
 
 def quantize(model: nn.Module, weights: str) -> None:
     """Makes the weights of linear layers what `Case.weights` says."""
+    if weights in gguf.FORMATS:
+        pack(model, gguf.FORMATS[weights])
+        return
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     config = Int8WeightOnlyConfig() if weights == "int8" else Int4WeightOnlyConfig(group_size=32)
     quantize_(model, config)
+
+
+def pack(model: nn.Module, form: gguf.Format) -> None:
+    """Puts layers with random weights of a GGUF file's format where there are linear ones."""
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, nn.Linear):
+            sizes = module.in_features, module.out_features
+            made = PackedLinear(*sizes, form.number, False)
+            words = torch.randint(-(1 << 31), 1 << 31, made.weight.shape, dtype=torch.int32)
+            *others, _, _ = form.words(module.in_features)
+            words[:, sum(others) :] = _SCALES
+            made.weight.data, made.bias = words.to(module.weight.device), module.bias
+            model.set_submodule(name, made)
+
+
+_SCALES = 0x0C000C00  # two half floats of 2 ** -12
 
 
 def nbytes_of(tensor: Tensor) -> int:
