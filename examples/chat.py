@@ -208,10 +208,13 @@ class Chat:
     def compile(self) -> float:
         """Has all compiled before the first answer needs it; the seconds it took."""
         start = time.perf_counter()
-        # Two lengths: operators on the prompt are compiled for the first, then for all others. Two
-        # tokens: the first comes of the prompt, the second of the compiled step.
-        for text in ("Hello", "Hello, who are you?"):
-            self._generate(encoded(self._tokenizer, [{"role": "user", "content": text}]), 2)
+        # Several lengths: operators on the prompt are compiled for the first, then for all others,
+        # and those that are multiples of four have kernels of their own. Two tokens: the first
+        # comes of the prompt, the second of the compiled step.
+        inputs = encoded(self._tokenizer, [{"role": "user", "content": "Hello, who are you?"}])
+        for left in range(4):
+            length = max(1, inputs["input_ids"].shape[1] - left)
+            self._generate({name: tensor[:, :length] for name, tensor in inputs.items()}, 2)
         synchronize()
         return time.perf_counter() - start
 
