@@ -115,10 +115,8 @@ def _of_4_bits(blocks: Tensor, start: int) -> Tensor:
 
 def _of_5_bits(blocks: Tensor, start: int) -> Tensor:
     """Levels of blocks of 32: first their fifth bits, in a word, then the others."""
-    high = blocks[:, start : start + 4, None] >> torch.arange(
-        8, dtype=torch.uint8, device=blocks.device
-    )
-    return _of_4_bits(blocks, start + 4) | ((high & 1) << 4).flatten(1)
+    high = _parts_of_bytes(blocks[:, start : start + 4], 1, 1)
+    return _of_4_bits(blocks, start + 4) | (high << 4)
 
 
 def _q4_0(blocks: Tensor) -> Fields:
@@ -173,9 +171,7 @@ def _q6_k(blocks: Tensor) -> Fields:
 
 
 def _iq4_xs(blocks: Tensor) -> Fields:
-    low = _parts_of_bytes(blocks[:, 4:8, None].flatten(0, 1), 4, 1).view(-1, 8)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
-    high = ((blocks[:, 2:4, None] >> shifts) & 3).flatten(1)
+    low, high = _parts_of_bytes(blocks[:, 4:8], 4, 1), _parts_of_bytes(blocks[:, 2:4], 2, 1)
     levels = _parts_of_bytes(blocks[:, 8:], 4, 16)
     return Fields(levels, _half(blocks, 0), (low | (high << 4)).view(torch.int8) - 32)
 
@@ -279,19 +275,8 @@ def pack(blocks: Tensor, ggml_type: int) -> Tensor:
 def _of_words(
     words: Tensor, width: int, count: int, inner: int = 1, signed: bool = False
 ) -> Tensor:
-    """int32 (…, count · inner): numbers of ``width`` bits of (…, words), the lowest bits first.
-
-    Each is repeated ``inner`` times, before anything is computed of it: to a kernel, all that is
-    computed of a weight is then one expression of an element, of which those of a run of elements
-    have the parts in common that depend on their group.
-    """
-    spread = words[..., None, None].expand(*words.shape, 32 // width, inner)
-    places = torch.arange(0, 32, width, dtype=torch.int32, device=words.device)[:, None]
-    if signed:
-        numbers = (spread << (32 - width - places)) >> (32 - width)
-    else:
-        numbers = (spread >> places) & ((1 << width) - 1)
-    return numbers.flatten(-3)[..., : count * inner]
+    """The first ``count`` numbers of `int4.unpacked`: a row's last word may not be full."""
+    return int4.unpacked(words, width, inner, signed=signed)[..., : count * inner]
 
 
 def dequantized(packed: Tensor, ggml_type: int, columns: int) -> Tensor:
@@ -454,10 +439,6 @@ def _declared(name: str, function: Callable[..., Any], fake: Callable[..., Any])
     return found
 
 
-def _fields_fake(blocks: Tensor, ggml_type: int) -> list[Tensor]:
-    return fields_of_parts(blocks, ggml_type)
-
-
 def _linear_fake(
     input: Tensor, weight: Tensor, ggml_type: int, bias: Tensor | None = None
 ) -> Tensor:
@@ -474,7 +455,7 @@ def _experts_fake(input: Tensor, weight: Tensor, ggml_type: int, ids: Tensor) ->
     return input.new_empty((*ids.shape, weight.shape[1]))
 
 
-fields = _declared("gguf_fields", fields_of_parts, _fields_fake)
+fields = _declared("gguf_fields", fields_of_parts, fields_of_parts)
 linear = _declared("gguf_linear", linear_of_parts, _linear_fake)
 embedding = _declared("gguf_embedding", embedding_of_parts, _embedding_fake)
 experts = _declared("gguf_experts", experts_of_parts, _experts_fake)

@@ -15,18 +15,27 @@ from torch import Tensor
 from ..torch_private import OpOverload
 
 
-def unpacked(packed: Tensor) -> Tensor:
-    """int32 in [0, 16): the elements of rows of int32 or int8, the lowest bits first.
+def unpacked(packed: Tensor, width: int = 4, inner: int = 1, *, signed: bool = False) -> Tensor:
+    """int32: numbers of ``width`` bits, the lowest bits of integers first.
+
+    Each is repeated ``inner`` times before anything is computed of it: to a kernel, all that is
+    computed of a weight is then one expression of an element, of which those of a run of elements
+    have the parts in common that depend on their group.
 
     Args:
-        packed: (…, K / 8) of int32, or (…, K / 2) of int8.
+        packed: (…, K · width / bits of one) of int32 or int8.
+        signed: whether numbers are in two's complement.
 
     Returns:
-        (…, K)
+        (…, K · inner)
     """
     bits = 8 * packed.dtype.itemsize
-    shifts = torch.arange(0, bits, 4, dtype=torch.int32, device=packed.device)
-    return ((packed[..., None] >> shifts) & 15).flatten(-2)
+    first, last, step = (32 - width, 32 - width - bits, -width) if signed else (0, bits, width)
+    shifts = torch.arange(first, last, step, dtype=torch.int32, device=packed.device)[:, None]
+    spread = packed[..., None, None].expand(*packed.shape, bits // width, inner)
+    if signed:  # the sign is shifted to that of an int32, and back
+        return ((spread.to(torch.int32) << shifts) >> (32 - width)).flatten(-3)
+    return ((spread >> shifts) & ((1 << width) - 1)).flatten(-3)
 
 
 def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -> Tensor:
@@ -44,9 +53,7 @@ def affine(levels: Tensor, group_size: int, scale: Tensor, zero_point: Tensor) -
 
 def dequantized(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     """The weight (…, N, K) in float32, of the operator's arguments (and of batches of them)."""
-    # The sign of four bits is shifted to that of an int32, and back.
-    shifts = torch.arange(28, 20, -4, dtype=torch.int32, device=weight.device)
-    levels = ((weight[..., None].to(torch.int32) << shifts) >> 28).flatten(-2)
+    levels = unpacked(weight, signed=True)
     return affine(levels, levels.shape[-1] // scale.shape[-2], scale, zero_point)
 
 

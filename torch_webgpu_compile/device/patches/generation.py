@@ -77,7 +77,8 @@ def install() -> None:
 
 
 @functools.cache
-def _takes(function: Any, parameters: str) -> bool:
+def takes(function: Any, parameters: str) -> bool:
+    """Whether a function has just these parameters."""
     return list(inspect.signature(function).parameters) == parameters.split()
 
 
@@ -88,7 +89,7 @@ def _takes(function: Any, parameters: str) -> bool:
 def ask_less(ask: Any, self: Any, input_ids: Tensor, scores: Any, **keywords: Any) -> Any:
     from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-    is_known = _takes(ask, "self input_ids scores kwargs")
+    is_known = takes(ask, "self input_ids scores kwargs")
     if input_ids.device.type != devices.NAME or not is_known:
         return ask(self, input_ids, scores, **keywords)
     count, done = input_ids.shape[1], None
@@ -140,7 +141,7 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
 def _stop_late(module: Any) -> None:
     check: Any = getattr(module, "DeferredStopCheck", None)
     methods = {getattr(check, name, None): given for name, given in _OF_STOP_CHECK.items()}
-    if all(method and _takes(method, given) for method, given in methods.items()):
+    if all(method and takes(method, given) for method, given in methods.items()):
         module.DeferredStopCheck = _late_stop_check(module, check)
 
 
@@ -247,7 +248,7 @@ def _late_stop_check(module: Any, check: Any) -> type:
 
 @around("transformers.generation.utils:create_masks_for_generate")
 def create_masks(make: Any, *arguments: Any, **keywords: Any) -> Any:
-    is_known = not arguments and _takes(make, _OF_MASKS)
+    is_known = not arguments and takes(make, _OF_MASKS)
     return None if is_known and _is_left_to_model(keywords) else make(*arguments, **keywords)
 
 
@@ -291,7 +292,7 @@ def keep_one_position(
     named = {**dict(zip(_OF_UPDATE.split()[3:], rest, strict=False)), **keywords}
     is_plain = not named.get("is_encoder_decoder") and named.get("num_new_tokens", 1) == 1
     positions = None
-    if is_plain and _takes(update, _OF_UPDATE) and _needs_last(self, model_kwargs):
+    if is_plain and takes(update, _OF_UPDATE) and _needs_last(self, model_kwargs):
         positions = model_kwargs.pop("position_ids")
     updated: dict[str, Any] = update(self, outputs, model_kwargs, *rest, **keywords)
     if positions is not None:

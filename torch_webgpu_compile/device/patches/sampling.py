@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ...tensors import devices
 from ..import_hooks import around
+from .generation import takes
 
 _OF_SAMPLE = (
     "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer "
@@ -197,5 +198,4 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
 def _is_as_tried(function: Any) -> bool:
     """Whether ``_sample`` does with scores what `_Chosen` answers."""
     uses = set(function.__code__.co_names)
-    is_known = list(inspect.signature(function).parameters) == _OF_SAMPLE.split()
-    return is_known and {"softmax", "multinomial", "argmax"} <= uses
+    return takes(function, _OF_SAMPLE) and {"softmax", "multinomial", "argmax"} <= uses
