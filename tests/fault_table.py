@@ -507,8 +507,8 @@ FAULTS = (
     Fault(
         "int4_without_a_sign",
         "torch_ops/int4.py",
-        "torch.arange(28, 20, -4",
-        "torch.arange(24, 16, -4",
+        "(32 - width, 32 - width - bits, -width)",
+        "(28 - width, 28 - width - bits, -width)",
         _tests("gpu/device_ops/test_packed_weights.py models/test_quantized.py"),
     ),
     Fault(
