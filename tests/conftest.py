@@ -23,6 +23,7 @@ def fresh() -> None:
     from torch_webgpu_compile import counters
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     counters.reset()
 

@@ -102,7 +102,6 @@ def test_tokens_are_those_of_eager_calls(do_sample, monkeypatch):
             logits_process.TopPLogitsWarper(0.5 + strength / 4),
         ]
 
-    dynamo_counters.clear()
     strengths = (0.3, 0.5, 0.9, 1.3)
     found = [chosen(processors(strength), do_sample) for strength in strengths]
     # For the first, and for numbers that change; neither for each nor for each length. (Before
@@ -133,7 +132,6 @@ def test_what_was_chosen_is_nothing_else():
 
 def test_short_answers_without_samples_wait_for_no_compiler(monkeypatch):
     monkeypatch.setattr(sampling, "_eager_tokens", type(sampling._eager_tokens)())
-    dynamo_counters.clear()
     given = [processor("RepetitionPenaltyLogitsProcessor", "webgpu")]
     found = []
     for _ in range(2):  # it counts the tokens of all answers

@@ -204,7 +204,11 @@ def test_cholesky_factors(sizes):
 
 def test_matrices_of_special_numbers():
     singular = torch.tensor([[[1.0, 2, 3], [2, 4, 6], [1, 1, 1]], [[0, 0, 0]] * 3])
-    ties = torch.randint(-1, 2, (50, 6, 6), generator=torch.Generator().manual_seed(0)).float()
+    # Pivots are powers of two, so no step is rounded: which of two rows is taken where both are
+    # as great depends on no library's order of operations.
+    ties = torch.randint(-1, 2, (200, 6, 6), generator=torch.Generator().manual_seed(0)).float()
+    pivots = torch.linalg.lu_factor_ex(ties.double()).LU.diagonal(dim1=1, dim2=2)
+    ties = ties[torch.isin(pivots.abs(), torch.tensor([0, 0.5, 1, 2, 4])).all(-1)]
     special = torch.eye(4).repeat(3, 1, 1)
     special[0, 2, 2], special[1, 2, 2], special[2, 0, 0] = math.nan, math.inf, -0.0
     indefinite = torch.eye(3).repeat(3, 1, 1)
