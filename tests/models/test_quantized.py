@@ -126,6 +126,36 @@ def test_other_weights_after_a_call(name):
         torch.testing.assert_close(function(x), models[0](x))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_ask_no_weight_for_its_parts(name, monkeypatch):
+    """Graphs take the parts as they take any tensors; guards of a tensor subclass ask at each call.
+
+    What models read of their weights is in the graph, too.
+    """
+    model = network(torch.bfloat16).to("webgpu")
+    quantize_(model, CONFIGS[name]())
+    kind = type(model[0].weight)
+
+    def read(x: Tensor) -> Tensor:
+        weight = model[0].weight
+        facts = weight.size(1) + weight.numel() * weight.dim() + weight.shape[0]
+        return x.to(weight.device) * (facts if weight.is_floating_point() else 0)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return model(x.to(model[0].weight.dtype)), read(x)
+
+    x = torch.randn(3, 64).to("webgpu")
+    with torch.no_grad(), no_fallbacks():
+        function = compiled(step, dynamic=False)
+        function(x)
+        asked = []
+        flatten = kind.__tensor_flatten__
+        monkeypatch.setattr(kind, "__tensor_flatten__", lambda w: asked.append(w) or flatten(w))
+        got = function(x)
+    assert not asked
+    assert got[1].equal(x * (64 + 96 * 64 * 2 + 96))
+
+
 def test_int4_of_another_format_is_refused():
     for packing in ("tile_packed_to_4d", "preshuffled"):
         model = network(torch.bfloat16).to("webgpu")

@@ -2,21 +2,24 @@
 
 Patched: when their modules are imported, ``Int4Tensor``, ``Int4PlainInt32Tensor`` and
 ``Int4TilePackedTo4dTensor`` of ``torchao.quantization`` (``from_hp``, and what they do for
-``linear`` and ``bmm``), for tensors on the device, and on the CPU where nothing else does it; and
-``safe_int_mm`` in ``torchao.kernel.intmm``. Tried with torchao 0.18; where a version has no such
-thing, nothing is changed.
+``linear`` and ``bmm``), for tensors on the device, and on the CPU where nothing else does it;
+``safe_int_mm`` in ``torchao.kernel.intmm``; and ``__torch_function__`` of the kinds of tensors that
+Dynamo's ``VariableBuilder.wrap_tensor`` then takes for objects. Tried with torchao 0.18; where a
+version has no such thing, nothing is changed.
 
 Why: ``Int4Tensor``, the default of ``Int4WeightOnlyConfig``, takes all from the package `mslk`,
 which has kernels for CUDA alone, and ``Int4PlainInt32Tensor`` has a list of device types. The
 layouts are plain, so what is packed here is what is packed there. ``safe_int_mm`` looks for a fake
 tensor in the text of its argument, which reads all of it, and multiplies on the host where a size
-is not a multiple of 8.
+is not a multiple of 8. Dynamo's guards of tensor subclasses take more of a decoding step than its
+kernels do.
 
 Until: torchao asks the device for kernels that it does not have itself.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -29,7 +32,8 @@ from ..import_hooks import after_import, around
 
 aten = torch.ops.aten
 
-_INT4 = "torchao.quantization.quantize_.workflows.int4"
+_WORKFLOWS = "torchao.quantization.quantize_.workflows"
+_INT4 = f"{_WORKFLOWS}.int4"
 
 
 def install() -> None:
@@ -37,6 +41,8 @@ def install() -> None:
     after_import(f"{_INT4}.int4_tensor", _take_plain)
     after_import(f"{_INT4}.int4_plain_int32_tensor", _take_words)
     after_import(f"{_INT4}.int4_tile_packed_to_4d_tensor", _refuse_tiles)
+    for module in _TRACED_BY_PARTS:
+        after_import(f"{_WORKFLOWS}.{module}", _trace_by_parts)
 
 
 def _replace(
@@ -72,6 +78,65 @@ def _known_kind(module: Any, name: str) -> Any:
 
 def _scaled(x: Tensor, weight: Any) -> Tensor:
     return x if weight.act_pre_scale is None else x * weight.act_pre_scale
+
+
+# -- Dynamo ----------------------------------------------------------------------------------------
+
+_TRACED_BY_PARTS = {
+    "int4.int4_tensor": "Int4Tensor",
+    "int4.int4_plain_int32_tensor": "Int4PlainInt32Tensor",
+    "int8.int8_tensor": "Int8Tensor",
+    "intx.intx_unpacked_to_int8_tensor": "IntxUnpackedToInt8Tensor",
+}
+_kinds_traced_by_parts = set[type]()
+
+
+def _trace_by_parts(module: Any) -> None:
+    """Has Dynamo take a weight of a module's kind on the device for an object with attributes.
+
+    A graph then takes the parts, as it takes any tensors, and guards are of C++. Of a tensor
+    subclass one is of Python, which asks it for its parts and compares what it says of itself: that
+    was 8 µs of each weight at each call (3 now), and AOTAutograd asked once more.
+    """
+    kind = _known_kind(module, _TRACED_BY_PARTS[".".join(module.__name__.rsplit(".", 2)[1:])])
+    if kind is None:
+        return
+    original = kind.__torch_function__
+    functions = tuple(kind._TORCH_FN_TABLE[kind].items())
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for known, function in functions:  # Dynamo looks no function up in a dict
+            if func is known:
+                return function(func, types, args, kwargs or {})
+        return original(func, types, args, kwargs)
+
+    kind.__torch_function__ = classmethod(dispatch)
+    for method in (_dim, _is_floating_point, _numel, _size):
+        setattr(kind, method.__name__.removeprefix("_"), method)
+    _kinds_traced_by_parts.add(kind)
+
+
+def _dim(weight: Any) -> int:
+    return len(weight.shape)
+
+
+def _is_floating_point(weight: Any) -> bool:
+    return bool(weight.dtype.is_floating_point)
+
+
+def _numel(weight: Any) -> int:
+    return math.prod(weight.shape)
+
+
+def _size(weight: Any, dim: int | None = None) -> Any:
+    return weight.shape if dim is None else weight.shape[dim]
+
+
+@around("torch._dynamo.variables.builder:VariableBuilder.wrap_tensor")
+def wrap_tensor(original: Any, self: Any, value: Tensor) -> Any:
+    if type(value) in _kinds_traced_by_parts and value.device.type == devices.NAME:
+        return self.wrap_user_defined(value)
+    return original(self, value)
 
 
 # -- Int4Tensor ("plain") --------------------------------------------------------------------------
