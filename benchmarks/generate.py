@@ -2,9 +2,11 @@
 
 ``python -m benchmarks.generate [--small] [--output FILE] [case …]`` decodes greedily, each token
 from the one before it, in a static cache that is filled up to a position; ``prefill`` is a prompt
-at once. With CUDA, Inductor with CUDA graphs does the same beside it where a goal compares with it.
-Bytes are those of the weights that a step reads and of the cache's filled positions: what they
-allow at the rate of a copy is the limit. Goals are those of an H200.
+at once; ``generate`` is transformers' (`benchmarks.generate_calls`), and ``sampling`` what choosing
+a token by chance adds to it on the GPU. With CUDA, Inductor with CUDA graphs does the same beside
+it where a goal compares with it. Bytes are those of the weights that a step reads and of the
+cache's filled positions: what they allow at the rate of a copy is the limit. Goals are those of an
+H200.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch_webgpu_compile.tensors import devices
 from torch_webgpu_compile.torch_ops import gguf
 
 from .cases import static_cache
+from .generate_calls import SAMPLED, STATIC, Call, measure_call
 from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all
 from .limits import copy_bytes_per_second, use_full_f32, wait_of
 from .timing import host_seconds_per_call, seconds_per_call
@@ -73,6 +76,9 @@ LLAMA_1B = Geometry("llama", 2048, 16, 32, 8, 8192, 32000)
 QWEN_HALF_B = Geometry("qwen2", 896, 24, 14, 2, 4864, 151_936, tied=True)
 """Qwen2.5 0.5B."""
 
+_DRAFT = replace(LLAMA_1B, hidden=512, layers=2, heads=8, kv_heads=2, intermediate=1024)
+_FEW_LAYERS = replace(LLAMA_1B, hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -116,13 +122,21 @@ def _tokens_per_second(least: float) -> AtLeast:
     return AtLeast("tokens_per_second", least, "tokens/s")
 
 
+def _times_bf16(least: float) -> AtLeast:
+    return AtLeast("times_plain", least, "× bf16")
+
+
 _BATCH_1 = "decode_bf16"
+_GENERATE = "generate_bf16"
 _GRAPHS, _INDUCTOR = (
     Faster("cuda", r, n, "stream") for r, n in ((1.5, "CUDA graphs"), (1, "Inductor"))
 )
 _HOST = AtMost("host_share", 1, what="of a step's time on the host")
 
-CASES = {
+_AS_PLAIN = AtLeast("times_plain", 1, "× plain")
+_SAMPLING = AtMost("sampling_s", 1e-4, "s", what="of the GPU for a token's choice")
+
+CASES: dict[str, Case | Call] = {
     "decode_f32": Case(torch.float32, goals=(_tokens_per_second(900), _HOST)),
     _BATCH_1: Case(torch.bfloat16, goals=(_tokens_per_second(1100), _GRAPHS, _HOST)),
     "decode_f16": Case(torch.float16, goals=(_HOST,)),
@@ -138,6 +152,28 @@ CASES = {
     ),
     "qwen_f32": Case(torch.float32, geometry=QWEN_HALF_B, goals=(CopyShare(0.6), _HOST)),
     "prefill_f32": Case(torch.float32, prompt=512, goals=(_INDUCTOR,)),
+    _GENERATE: Call(LLAMA_1B, goals=(_tokens_per_second(900), _GRAPHS)),
+    "generate_int8": Call(
+        LLAMA_1B, weights="int8", goals=(AtLeast("times_plain", 1.25, "× bf16"),)
+    ),
+    "generate_int4": Call(
+        LLAMA_1B,
+        weights="int4",
+        goals=(_tokens_per_second(1300), _times_bf16(1.6)),
+    ),
+    "generate_q4_k": Call(LLAMA_1B, weights="Q4_K", goals=(_tokens_per_second(1300),)),
+    "generate_sampled": Call(LLAMA_1B, keywords=STATIC | SAMPLED),
+    "prompt_lookup": Call(LLAMA_1B, keywords={"prompt_lookup_num_tokens": 10}, goals=(_AS_PLAIN,)),
+    "small_draft": Call(LLAMA_1B, keywords={}, draft=_DRAFT),
+    **{
+        f"sampling_{words // 1000}k": Call(
+            replace(_FEW_LAYERS, vocabulary=words),
+            keywords=STATIC | SAMPLED,
+            goals=(_SAMPLING,),
+            samples_alone=True,
+        )
+        for words in (128_256, 256_000)
+    },
 }
 
 
@@ -287,23 +323,27 @@ def measure(case: Case, device: str, **compile_options: Any) -> dict[str, float]
         }
 
 
-def figures(case: Case, found: dict[str, float], batch_1: float | None) -> dict[str, float]:
+def figures(
+    case: Case | Call, found: dict[str, float], rates: Mapping[str, float]
+) -> dict[str, float]:
     """What a system was measured to do, with what goals ask for besides.
 
     Args:
-        batch_1: tokens per second of the case with one sequence, if it was measured.
+        rates: tokens per second of the cases that were measured before.
     """
-    rate = case.tokens / found["seconds"]
+    is_call = isinstance(case, Call)
+    rate = (1 if is_call else case.tokens) / found["seconds"]
     more = {"tokens_per_second": rate}
     if "host_s" in found:
         more["host_share"] = found["host_s"] / found["seconds"]
-    if batch_1 is not None:
-        more["times_batch_1"] = rate / batch_1
+    base, times = (_GENERATE, "times_plain") if is_call else (_BATCH_1, "times_batch_1")
+    if base in rates:
+        more[times] = rate / rates[base]
     return found | more
 
 
 def verdicts(
-    case: Case,
+    case: Case | Call,
     systems: Mapping[str, Mapping[str, Any]],
     copy: float,
     *,
@@ -317,7 +357,7 @@ def verdicts(
         by_cuda: whether CUDA made that copy, and what there is of ``cuda``.
         is_real: whether sizes and GPU are those that goals mean: else nothing is reached or missed.
     """
-    work = Work(nbytes=round(systems["webgpu"]["nbytes"]))
+    work = Work(nbytes=round(systems["webgpu"].get("nbytes", 0)))
     rates = {"copy_bytes_per_second": copy}
     return judge_all(case.goals, systems, rates, work, by_cuda, is_real)
 
@@ -372,7 +412,7 @@ def argument_parser(description: str | None, cases: Iterable[str]) -> argparse.A
     return parser
 
 
-def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
+def line(name: str, systems: Mapping[str, Mapping[str, Any]], copy: float) -> str:
     """A row for a person."""
     ours, theirs = systems["webgpu"], systems.get("cuda")
     rate, seconds = ours["tokens_per_second"], ours["seconds"]
@@ -380,8 +420,11 @@ def line(name: str, case: Case, systems: Mapping[str, Mapping[str, Any]], copy: 
     if "host_s" in ours:
         parts.append(f"host {1e3 * ours['host_s']:.3f} ms")
         parts.append(f"{1e3 * ours['unguarded_s']:.3f} ms without guards")
-    if case.prompt is None:
         parts.append(f"{ours['nbytes'] / seconds / copy:.0%} of a copy's rate")
+    if "first_s" in ours:
+        parts.append(f"first call {ours['first_s']:.1f} s")
+    if "sampling_s" in ours:
+        parts.append(f"sampling {1e3 * ours['sampling_s']:.3f} ms of the GPU")
     parts.append(f"{ours['extra_nbytes'] / 2**20:.1f} MiB beside model and cache")
     if theirs is not None:
         parts.append(f"{theirs['seconds'] / seconds:.2f} × CUDA")
@@ -401,23 +444,30 @@ def main() -> None:
         for name, case in chosen.items():
             if not any(isinstance(goal, Faster) for goal in case.goals):
                 continue
-            mode = "reduce-overhead" if case.prompt is None else None
-            theirs[name] = measure(case, "cuda", mode=mode)
+            if isinstance(case, Call):
+                theirs[name] = measure_call(case, "cuda")
+            else:
+                mode = "reduce-overhead" if case.prompt is None else None
+                theirs[name] = measure(case, "cuda", mode=mode)
             torch.cuda.empty_cache()
     register()
     copied_by = "webgpu" if copy is None else "cuda"
     copy = copy or limits.copy_bytes_per_second(devices.get_device(0))
     results: dict[str, Any] = {}
+    rates: dict[str, float] = {}
     for name, case in chosen.items():
-        found = measure(case, "webgpu", backend="webgpu")
-        batch_1 = results.get(_BATCH_1, {}).get("webgpu", {}).get("tokens_per_second")
-        systems = {"webgpu": figures(case, found, batch_1)}
+        if isinstance(case, Call):
+            found = measure_call(case, "webgpu")
+        else:
+            found = measure(case, "webgpu", backend="webgpu")
+        systems = {"webgpu": figures(case, found, rates)}
+        rates[name] = systems["webgpu"]["tokens_per_second"]
         if name in theirs:
             systems["cuda"] = theirs[name]
         judged = verdicts(
             case, systems, copy, by_cuda=copied_by == "cuda", is_real=not arguments.small
         )
-        text = line(name, case, systems, copy)
+        text = line(name, systems, copy)
         copied = {"copy_bytes_per_second": copy, "copied_by": copied_by}
         report(results, name, systems, judged, text, arguments.output, **copied)
 
