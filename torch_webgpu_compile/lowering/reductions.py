@@ -163,25 +163,35 @@ def _extreme(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool
     return _reduce(builder, kind, value, dim, keepdim, compute_dtype(value.dtype))
 
 
-def _register_extreme_dim(name: str, kind: str, position: str) -> None:
-    @lowers(getattr(aten, name).dim)
-    def lower(
-        builder: Builder, self: Value, dim: int, keepdim: bool = False
-    ) -> tuple[Value | None, Value | None]:
-        """(the extreme elements along ``dim``, their int64 positions); only what is read is made.
+def extreme_along(
+    builder: Builder, value: Value, dim: int, largest: bool, keepdim: bool = True
+) -> tuple[Value | None, Value | None]:
+    """(the extreme elements along ``dim``, their int64 positions); only what is read is made.
 
-        NaN is the extreme if there is one; of equal elements, the position is the first.
-        """
-        values = indices = None
-        if builder.is_used(0):
-            values = _extreme(builder, kind, self, dim, keepdim)
-        if builder.is_used(1):
-            indices = _position(builder, position, self, dim, keepdim)
-        return values, indices
+    NaN is the extreme if there is one; of equal elements, the position is the first.
+    """
+    values = indices = None
+    if builder.is_used(0):
+        values = _extreme(builder, "maximum" if largest else "minimum", value, dim, keepdim)
+    if builder.is_used(1):
+        indices = _position(builder, "argmax" if largest else "argmin", value, dim, keepdim)
+    return values, indices
 
 
-_register_extreme_dim("max", "maximum", "argmax")
-_register_extreme_dim("min", "minimum", "argmin")
+@lowers(aten.max.dim)
+def lower_max_dim(
+    builder: Builder, self: Value, dim: int, keepdim: bool = False
+) -> tuple[Value | None, Value | None]:
+    """The largest elements; see `extreme_along`."""
+    return extreme_along(builder, self, dim, True, keepdim)
+
+
+@lowers(aten.min.dim)
+def lower_min_dim(
+    builder: Builder, self: Value, dim: int, keepdim: bool = False
+) -> tuple[Value | None, Value | None]:
+    """The smallest elements; see `extreme_along`."""
+    return extreme_along(builder, self, dim, False, keepdim)
 
 
 def _position(builder: Builder, kind: str, value: Value, dim: Dims, keepdim: bool) -> Value:

@@ -16,7 +16,7 @@ from ..symbolic.sizes import ONE, Expr, IntLike, as_expr, upper_bound
 from . import radix
 from .builder import Builder, as_value, masked
 from .promotion import Operand, compute_dtype, promote
-from .reductions import Reducing
+from .reductions import Reducing, extreme_along
 from .registry import NotLowered, lowers
 from .scans import inclusive_scan
 from .value import IndexLike, Value, broadcast_index, permute, positions, reshape, zeros
@@ -115,14 +115,17 @@ def lower_topk(
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,
-) -> tuple[Value, Value | None]:
+) -> tuple[Value | None, Value | None]:
     """(the first ``k`` elements along ``dim`` of the sorted tensor, their int64 positions).
 
-    They are sorted whether or not ``sorted`` asks for it. NaN counts as the largest.
+    They are sorted whether or not ``sorted`` asks for it. NaN counts as the largest: the smallest
+    float is therefore no minimum, of which it is the result.
     """
     if not self.rank:
         return self, zeros((), dtypes.int64)
     dim %= self.rank
+    if as_expr(k) is ONE and (largest or not self.dtype.is_float):
+        return extreme_along(builder, self, dim, largest)
     value = _last(self, dim)
     taken = _Taken(value, builder.is_used(1))
     moved = radix.first_in_order(builder, value, largest, taken.payloads, as_expr(k))

@@ -81,6 +81,22 @@ def test_positions_of_extremes_in_one_long_row() -> None:
         assert counters.dispatches - before == 2
 
 
+def test_the_first_alone_is_an_extreme() -> None:
+    """A long row is read once for it, neither ordered nor selected from by digits."""
+    x = torch.randn(2, 40_000)
+    x[1, [70, 33_000]] = float("nan")
+    for row in (x, x.half(), (x.nan_to_num() * 100).int()):
+        for largest in (True, False):
+            values, places = row.to("webgpu").topk(1, largest=largest)
+            wanted = row.topk(1, largest=largest)
+            torch.testing.assert_close(values.cpu(), wanted[0], equal_nan=True)
+            torch.testing.assert_close(row.gather(-1, places.cpu()), wanted[0], equal_nan=True)
+    row = x.to("webgpu")
+    before = counters.dispatches
+    row.topk(1)[1].cpu()
+    assert counters.dispatches - before <= 4
+
+
 def test_lengths_share_kernels() -> None:
     """Also lengths that are sorted in different ways."""
     lengths = (2, 3, 50, 51, 400, 999, 3000, 5000, 9000, 20_000)
