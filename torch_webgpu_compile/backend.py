@@ -36,6 +36,7 @@ from .plan.model import Kernel, Plan
 from .plan.verify import verify_plan
 from .runtime.composed import ComposedExecutor
 from .runtime.device import Device, device_for, opened_devices, reopened
+from .runtime.executor import KnownCall
 from .stages import Stage
 from .tensors import devices
 from .tensors.determinism import switched
@@ -72,8 +73,8 @@ def _host_graph(
         return HostGraph(signature, reopened(device), plan_at)
 
 
-Observer = Callable[[Compilation, Device, Callable[[], Mapping[str, int] | None]], None]
-"""Told of a graph that was compiled, for which device, and where to find the sizes of a call."""
+Observer = Callable[[Compilation, Device, Callable[[], KnownCall | None]], None]
+"""Told of a graph that was compiled, for which device, and where to find a call of it."""
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def compile_module(
         known.offer(compiled, state, static)
         if observer is not None:
             opened = compiled.opened
-            observer(state, opened.device, opened.signature.some_sizes)
+            observer(state, opened.device, opened.known_call)
         return compiled
 
     def plan(captured: CapturedGraph, phase: Phase) -> Plan:
@@ -128,7 +129,7 @@ def compile_module(
             nested[state.plan.name] = loops
         if observer is not None:
             here = _device_at(index, options)
-            observer(state, here, lambda: _sizes_of(state.plan.name, around))
+            observer(state, here, lambda: _known_call(state.plan.name, around))
         return state.plan
 
     def composed(plan: Plan, phase: Phase, static: frozenset[int]) -> BoxedFunction:
@@ -200,11 +201,11 @@ def _device_at(index: int | None, options: CompileOptions) -> Device:
     return device_for(options) if index is None else devices.get_device(index)
 
 
-def _sizes_of(name: str, graphs: Sequence[CompiledGraph | AbsentGraph]) -> Mapping[str, int] | None:
-    """The sizes of an earlier call of a nested plan."""
+def _known_call(name: str, graphs: Sequence[CompiledGraph | AbsentGraph]) -> KnownCall | None:
+    """An earlier call of a nested plan."""
     executors = [graph.opened.executor for graph in graphs]
-    found = (e.sizes_of(name) for e in executors if isinstance(e, ComposedExecutor))
-    return next((sizes for sizes in found if sizes is not None), None)
+    found = (e.known_call(name) for e in executors if isinstance(e, ComposedExecutor))
+    return next((call for call in found if call is not None), None)
 
 
 def webgpu(

@@ -63,6 +63,56 @@ def test_explain():
         assert kernel.name in str(report)
 
 
+class Decoder(nn.Module):
+    """Two graphs that share a weight, the first of which writes into a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False)
+        self.register_buffer("cache", torch.zeros(256, 64))
+
+    def forward(self, x, position):
+        cache = self.cache.index_copy_(0, position, self.linear(x))
+        y = (cache.softmax(-1) @ cache.t()).softmax(-1) @ cache
+        torch._dynamo.graph_break()
+        return self.linear(y)
+
+
+@pytest.mark.parametrize("device", ["webgpu", "cpu"])
+def test_explain_tells_memory(device):
+    net, rows = Decoder().to(device), torch.arange(4, device=device)
+    with torch.no_grad():
+        report = torch_webgpu_compile.explain(net, torch.randn(4, 64, device=device), rows)
+    first, second = (graph.memory for graph in report.graphs)
+    weight, cache = 64 * 64 * 4, 256 * 64 * 4
+    assert (first.weights, first.state) == (weight, cache)
+    assert (second.weights, second.state, second.other) == (weight, 0, 2 * cache)
+    assert report.memory.weights == weight
+    assert report.memory.state == cache
+    between = cache if device == "webgpu" else 0  # the host has it in between
+    assert report.memory.other == first.other + second.other - between
+    assert f"memory: {first}" in str(report)
+    assert "16.0 KiB of weights, 64.0 KiB that calls change, " in str(report)
+    assert f"memory of all: {report.memory}" in str(report)
+    assert f"memory: {first}" in report._page()
+
+
+def test_memory_that_explain_tells_is_what_a_call_takes():
+    def f(x, y):
+        return ((x @ y).softmax(-1) @ x).softmax(-1) @ y
+
+    x, y = (torch.randn(300, 300, device="webgpu") for _ in range(2))
+    told = torch_webgpu_compile.explain(f, x, y).graphs[0].memory
+    compiled = torch.compile(f, backend="webgpu")
+    compiled(x, y)
+    before = torch.webgpu.memory_allocated()
+    torch.webgpu.reset_peak_memory_stats()
+    result = compiled(x, y)
+    taken = torch.webgpu.memory_allocated() - before
+    assert told.other == 3 * taken > result.nbytes  # the arguments are as large
+    assert told.activations == torch.webgpu.max_memory_allocated() - before - taken > 0
+
+
 def test_explain_unwraps_compiled_functions():
     x = torch.randn(3)
     wrapped = torch.compile(lambda x: x.sin() + 1, backend="webgpu")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from torch_webgpu_compile.callables.signature import Signature
 from torch_webgpu_compile.plan import cache as plan_cache
 from torch_webgpu_compile.plan.lru_cache import LruCache, max_resolved_sizes
 from torch_webgpu_compile.plan.model import PlanInput
+from torch_webgpu_compile.runtime.buffers import BufferPool
 from torch_webgpu_compile.symbolic import expressions
 from torch_webgpu_compile.symbolic.expressions import Symbol
 from torch_webgpu_compile.symbolic.interning import InternTable
@@ -121,3 +125,72 @@ def test_plans_in_memory_are_bounded_by_their_constants(monkeypatch):
         plan_cache.store(f"key {n}", state.plan, None)
     assert len(plan_cache._memory) == plan_cache._MAX_PLANS
     plan_cache.clear()
+
+
+class _Memory:
+    """A provider that makes and frees nothing, and a queue that sends what it is told to."""
+
+    def __init__(self) -> None:
+        self.created = 0
+        self.alive: set[int] = set()
+        self.queue: Any = SimpleNamespace(batch=0, sent=0, is_empty=True, flush=lambda: None)
+        backend: Any = SimpleNamespace(create_buffer=self.create, destroy_buffer=self.alive.remove)
+        self.pool = BufferPool(backend, self.queue, 1 << 40, lambda: None, str)
+
+    def create(self, nbytes: int, usage: int) -> int:
+        self.created += 1
+        self.alive.add(self.created)
+        return self.created
+
+    def send(self) -> None:
+        self.queue.batch += 1
+        self.queue.sent = self.queue.batch
+
+
+def _turns(memory: _Memory, turn: Callable[[], None], count: int) -> list[int]:
+    """How many buffers each turn of a loop creates."""
+    found = []
+    for _ in range(count):
+        before = memory.created
+        turn()
+        memory.send()
+        found.append(memory.created - before)
+    return found
+
+
+def test_a_cache_that_grows_leaves_little_behind():
+    memory, layers = _Memory(), 16
+    pool = memory.pool
+    cache: list[Any] = [pool.allocate(4 << 20) for _ in range(layers)]
+    for token in range(1, 400):
+        for layer in range(layers):
+            cache[layer] = pool.allocate((4 << 20) + token * (1 << 14))  # then drops the old one
+        memory.send()
+    stats = pool.stats()
+    assert stats["peak_allocated"] <= sum(buffer.capacity for buffer in cache) * (1 + 1 / layers)
+    assert stats["reserved"] <= 1.2 * stats["peak_allocated"]
+    assert len(memory.alive) == len(pool.blocks()) < 2 * layers
+
+
+@pytest.mark.parametrize("sizes", [range(1, 30), (20, 1, 13, 2, 8, 3, 21, 5), (7,)])
+def test_a_loop_finds_all_of_its_memory_from_the_third_turn(sizes: Sequence[int]):
+    """Though one buffer at a time is lent: most of what the loop needs is beyond the peak."""
+    memory = _Memory()
+
+    def turn():
+        for size in sizes:
+            memory.pool.allocate(size << 22)
+            memory.send()
+
+    assert _turns(memory, turn, 5)[2:] == [0, 0, 0]
+
+
+def test_memory_of_pending_commands_is_not_freed():
+    memory = _Memory()
+    memory.queue.is_empty = False
+    for size in range(1, 40):
+        memory.pool.allocate(size << 22)
+    assert len(memory.alive) == 39
+    memory.send()
+    memory.pool.allocate(64 << 22)
+    assert len(memory.alive) < 39

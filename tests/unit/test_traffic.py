@@ -1,7 +1,8 @@
-"""What a plan moves, by what it is of, and which of its dispatches are layers."""
+"""What a plan moves and holds, by what it is of, and which of its dispatches are layers."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields, replace
 
 import torch
@@ -12,8 +13,11 @@ from tests.compilations import compile_function
 from tests.decoding import Layer, Sizes, decode, layers_of
 from tests.unit.test_joint import LARGE
 from torch_webgpu_compile.inspection.graph_report import GraphReport, traffic_lines
-from torch_webgpu_compile.inspection.report import _steps
+from torch_webgpu_compile.inspection.memory import Holding, Memory, holdings_of, memory_of
+from torch_webgpu_compile.inspection.report import Report, _steps
 from torch_webgpu_compile.inspection.traffic import CopyRate, Repetition, repetition_of
+from torch_webgpu_compile.runtime.sections import Section, peak_nbytes
+from torch_webgpu_compile.runtime.sized import MemoryPlace, SizedPlan
 
 
 def repeated(steps, kinds=None):
@@ -35,6 +39,7 @@ def test_layers_at_the_ends_count_by_the_kinds_of_their_dispatches():
     assert repeated("abcabcdd", "abcabcab") == Repetition(0, 3, 2, 2)
 
 
+@functools.cache
 def decoding(sizes, vocabulary):
     def parameters(layer):
         values = {f.name: getattr(layer, f.name) for f in fields(Layer)}
@@ -49,8 +54,10 @@ def decoding(sizes, vocabulary):
         return decode(sizes, F.embedding(token, table), position, layers)
 
     state = compile_function(step, torch.tensor([[3]]), torch.tensor([7]), target=LARGE)
-    steps = _steps(state.plan, int, state.captured.static_inputs)
-    report = GraphReport(state.plan.name, "inference", steps, {}, state.plan)
+    static = state.captured.static_inputs
+    steps = _steps(state.plan, int, static)
+    held = holdings_of(state.plan, static, (), {}, int)
+    report = GraphReport(state.plan.name, "inference", steps, {}, state.plan, holdings=held)
     weights = sum(
         getattr(layer, f.name).nbytes
         for layer in layers
@@ -88,3 +95,46 @@ def test_the_limit_is_what_a_copy_of_as_many_bytes_takes():
     assert f"4 layers of {report.layers.length} dispatches" in text
     assert "doctor" in "\n".join(traffic_lines(report, replace(rate, measured=False)))
     assert len(traffic_lines(report, None)) == 2
+
+
+def test_a_token_holds_its_weights_and_its_cache_once():
+    sizes, vocabulary = Sizes(layers=5), 5000
+    report, weights, cache = decoding(sizes, vocabulary=vocabulary)
+    memory = replace(report, peak_nbytes=48).memory
+    table = 4 * vocabulary * sizes.hidden
+    assert weights + table <= memory.weights <= 1.125 * (weights + table)  # with prepared ones
+    assert cache <= memory.state <= 1.125 * cache
+    assert memory.activations == 48
+    assert 0 < memory.other < cache
+    again = replace(report, name="again", peak_nbytes=32)
+    assert Report((report, again), ()).memory == replace(memory, activations=32)
+    kept = replace(again, keeps_peak=True)
+    assert Report((kept, kept, again), ()).memory == replace(memory, activations=96)
+
+
+def test_memory_that_graphs_share_counts_once():
+    weight, saved = Holding("weights", 1, 64), Holding("activations", 2, 32)
+    forward = [weight, saved, Holding("other", 3, 16)]
+    backward = [replace(weight, kind="other"), replace(saved, kind="other")]
+    update = [replace(weight, kind="state"), Holding("state", 4, 64)]
+    assert memory_of(forward, 8) == Memory(64, 0, 40, 16)
+    assert memory_of([*forward, *backward], 8) == Memory(64, 0, 40, 16)
+    assert memory_of([*forward, *backward, *update], 8) == Memory(0, 128, 40, 16)
+    assert str(memory_of(forward, 0)) == (
+        "64 B of weights, 32 B of activations, 16 B of inputs and results"
+    )
+    assert str(Memory()) == "nothing"
+
+
+def test_sections_hold_at_once_what_none_has_released():
+    def section(places, released):
+        made = tuple(MemoryPlace(k, nbytes, names) for k, (nbytes, names) in enumerate(places))
+        return Section(SizedPlan({}, (), (), (), made), released)
+
+    first = section([(64, ("a", "b")), (1000, ("y",)), (2000, ("c",))], ("a", "b"))
+    second = section([(100, ("d",)), (32, ("e",))], ("c", "d", "e"))
+    third = section([(4096, ("f",))], ())
+    kept = frozenset({"y"})
+    assert peak_nbytes([first], kept) == 64 + 2048
+    assert peak_nbytes([first, second], kept) == 2048 + 112 + 32
+    assert peak_nbytes([first, second, third], kept) == 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from ..host_steps.plan_host import PlanHost
@@ -14,7 +14,7 @@ from ..plan.model import Plan, view_at
 from ..runtime.buffers import GpuBuffer
 from ..runtime.composed import ComposedExecutor, GpuTensor
 from ..runtime.device import Device
-from ..runtime.executor import Executor
+from ..runtime.executor import Executor, KnownCall
 from .signature import Signature, SignatureVariant
 
 PlanAt = Callable[[Mapping[str, int]], Plan]
@@ -109,6 +109,18 @@ class CompiledGraph(ABC):
     @abstractmethod
     def run_seeded(self, values: list[Any]) -> list[Any]:
         """The call on a list of arguments, the last of which are the seeds if there are any."""
+
+    def known_call(self) -> KnownCall | None:
+        """An earlier call; None before any call of a plan with symbolic sizes, or composed."""
+        sizes = self.signature.some_sizes()
+        if sizes is None or not isinstance(self.executor, Executor):
+            return None
+        return self.executor.known_call(sizes, self.given_up)
+
+    @property
+    def given_up(self) -> Collection[str] | None:
+        """The inputs that the caller has no use for; None where calls are not in sections."""
+        return None
 
     @abstractmethod
     def reclaim(self) -> None:

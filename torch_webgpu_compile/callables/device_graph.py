@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..captured import Phase
 from ..counters import counters
 from ..errors import SharedMemoryError
 from ..plan.lru_cache import max_resolved_sizes
@@ -203,15 +202,16 @@ class _ResolvedCall:
 
 
 def _resolve(
-    executor: Executor, variant: SignatureVariant, phase: Phase, data: Collection[int]
+    executor: Executor, variant: SignatureVariant, given_up: Collection[str], data: Collection[int]
 ) -> _ResolvedCall:
-    """``data``: positions of the arguments that are bytes."""
+    """A call at the sizes of a variant.
+
+    Args:
+        given_up: the inputs that the caller has no use for.
+        data: positions of the arguments that are bytes.
+    """
     plan, sizes, allocate = executor.plan, variant.sizes, executor.device.allocate
     arguments = {recipe.buffer: recipe.position for recipe in variant.uploads}
-    # What was saved for a backward graph is its own, unless somebody wants to run it again.
-    given_up = set(arguments) if phase.name == "backward" else set()
-    kept_arguments = {m.position for m in variant.mutations} | {k for _, k in phase.forwarded}
-    given_up -= {name for name, k in arguments.items() if k in kept_arguments}
     sections = executor.sections(sizes, given_up)
     nbytes = {
         n: k for launch, _ in sections for n, k in zip(launch.names, launch.nbytes, strict=True)
@@ -314,6 +314,16 @@ class DeviceGraph(CompiledGraph):
 
     def _with(self, signature: Signature) -> DeviceGraph:
         return DeviceGraph(signature, self.device, self.index)
+
+    @property
+    def given_up(self) -> Collection[str]:
+        """What was saved for a backward graph is its own, unless somebody will run it again."""
+        phase = self.signature.phase
+        if phase.name != "backward":
+            return ()
+        kept = {out.mutates for out in self.plan.outputs} | {k for _, k in phase.forwarded}
+        inputs = enumerate(self.plan.inputs)
+        return {spec.buffer for k, spec in inputs if spec.buffer is not None and k not in kept}
 
     def _draw_seeds(self, count: int) -> Any:
         return draw_seeds(self.index, count)
@@ -528,7 +538,7 @@ class DeviceGraph(CompiledGraph):
             if made is None:
                 assert isinstance(self.executor, Executor)
                 data = {k for k, value in enumerate(values) if type(value) is bytes}
-                made = _resolve(self.executor, variant, self.signature.phase, data)
+                made = _resolve(self.executor, variant, self.given_up, data)
                 variant.resolved = made
                 self._in_use.append(variant)
                 while len(self._in_use) > max_resolved_sizes(self.plan.dispatch_count):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import human_bytes
 from ..plan.model import Plan
+from .memory import Holding, Memory, memory_of
 from .traffic import CopyRate, Repetition, Traffic, repetition_of
 
 
@@ -67,6 +68,9 @@ class GraphReport:
             lowering, where the plan came from the cache.
         timed_nbytes, timed_seconds: what its dispatches moved in the call, and how long they took
             by the GPU's timestamps, one after the other; 0 without timestamps.
+        holdings: the memory that is needed before or after a call.
+        peak_nbytes: the most that a call takes at once besides.
+        keeps_peak: whether that is kept for the next call, as for graphs of CPU tensors.
     """
 
     name: str
@@ -78,6 +82,9 @@ class GraphReport:
     seconds: Mapping[str, float] = field(repr=False, default_factory=dict)
     timed_nbytes: int = 0
     timed_seconds: float = 0.0
+    holdings: tuple[Holding, ...] = field(repr=False, default=())
+    peak_nbytes: int = 0
+    keeps_peak: bool = False
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -93,6 +100,11 @@ class GraphReport:
     def traffic(self) -> Traffic:
         """The least bytes that the dispatches of a call move."""
         return sum((kernel.traffic for kernel in self.kernels), Traffic())
+
+    @property
+    def memory(self) -> Memory:
+        """The GPU memory that a call needs."""
+        return memory_of(self.holdings, self.peak_nbytes)
 
     @property
     def layers(self) -> Repetition | None:
@@ -118,6 +130,11 @@ def times_of(graph: GraphReport) -> str:
     long = [(name, s) for name, s in graph.seconds.items() if s >= total / 20]
     shown = ", ".join(f"{name} {1000 * s:.0f}" for name, s in long)
     return f"  compiled in {1000 * total:.0f} ms: {shown}"
+
+
+def lines_of(graph: GraphReport, rate: CopyRate | None) -> list[str]:
+    """What is said below the table of a graph: its memory, its traffic, and compiling it."""
+    return [f"  memory: {graph.memory}", *traffic_lines(graph, rate), times_of(graph)]
 
 
 def traffic_lines(graph: GraphReport, rate: CopyRate | None) -> list[str]:

@@ -19,6 +19,7 @@ from ..errors import AdapterError, DeviceError, OutOfMemoryError
 from ..options import CompileOptions, resolve
 from ..plan.model import STATUS, Dispatch, HostStep, Plan
 from ..runtime.device import Device, device_for, opened_devices
+from ..runtime.executor import KnownCall
 from ..runtime.interface import Span
 from ..runtime.limits import copy_bytes_per_second
 from ..runtime.queue import Recording
@@ -34,10 +35,10 @@ from .graph_report import (
     cells_of,
     clip,
     dispatches_of,
+    lines_of,
     numbered_steps,
-    times_of,
-    traffic_lines,
 )
+from .memory import Memory, holdings_of, memory_of
 from .report_html import in_frame, page
 from .traffic import CopyRate, traffic_of
 
@@ -78,6 +79,18 @@ class Report:
         in_graphs = (op for graph in self.graphs for op in graph.fallbacks)
         return tuple(dict.fromkeys((*in_graphs, *self.on_host)))
 
+    @property
+    def memory(self) -> Memory:
+        """The GPU memory that calls of all graphs need, one after the other.
+
+        What several graphs have counts once.
+        """
+        graphs = self.graphs
+        holdings = (holding for graph in graphs for holding in graph.holdings)
+        kept = sum(graph.peak_nbytes for graph in graphs if graph.keeps_peak)
+        most = max((graph.peak_nbytes for graph in graphs if not graph.keeps_peak), default=0)
+        return memory_of(holdings, kept + most)
+
     def save_html(self, path: str | Path) -> None:
         """Writes a page that needs nothing else: every graph drawn, every kernel's WGSL."""
         Path(path).write_text(self._page(), encoding="utf-8")
@@ -88,15 +101,16 @@ class Report:
 
     def _page(self) -> str:
         return page(
-            self.graphs, self.fallbacks, self.graph_breaks, self.copy_rate, self.compile_time
+            *(self.graphs, self.fallbacks, self.graph_breaks, self.memory),
+            *(self.copy_rate, self.compile_time),
         )
 
     def __str__(self) -> str:
         lines = []
         for graph in self.graphs:
-            limit = traffic_lines(graph, self.copy_rate)
-            lines += [_title(graph), *_table(graph), *limit, times_of(graph), ""]
+            lines += [_title(graph), *_table(graph), *lines_of(graph, self.copy_rate), ""]
         lines.append(f"{len(self.graphs)} graphs, {self.dispatch_count} dispatches per call")
+        lines.append(f"memory of all: {self.memory}")
         lines.append("on the host: " + (", ".join(self.fallbacks) or "nothing"))
         lines.append(f"graph breaks: {len(self.graph_breaks)}")
         lines += [f"  {reason}" for reason in self.graph_breaks]
@@ -140,7 +154,7 @@ def explain(
     """
     target = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None) or fn
     options = resolve(None, webgpu_options)
-    seen: list[tuple[Compilation, Device, Callable[[], Mapping[str, int] | None]]] = []
+    seen: list[tuple[Compilation, Device, Callable[[], KnownCall | None]]] = []
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         with Stage("backend"):
@@ -162,7 +176,7 @@ def explain(
     ]
     on_host = tuple(counters.fallbacks - host_calls)
     rate = _copy_rate(seen[0][1]) if seen else None
-    graphs = tuple(_graph_report(state, sizes(), timed) for state, _, sizes in seen)
+    graphs = tuple(_graph_report(state, call(), timed) for state, _, call in seen)
     return Report(graphs, tuple(reasons), on_host, result, rate, compile_time)
 
 
@@ -210,27 +224,33 @@ def _copy_rate(device: Device) -> CopyRate | None:
 
 
 def _graph_report(
-    state: Compilation, sizes: Mapping[str, int] | None, timed: Mapping[str, tuple[int, float]]
+    state: Compilation, call: KnownCall | None, timed: Mapping[str, tuple[int, float]]
 ) -> GraphReport:
-    plan = state.plan
+    plan, static = state.plan, state.captured.static_inputs
 
     def number(expr: Expr) -> int:
-        if sizes is None and not expr.is_constant:
+        if call is None and not expr.is_constant:
             return 0  # never called: the sizes are unknown
-        return evaluate(expr, sizes or {})
+        return evaluate(expr, call.sizes if call is not None else {})
 
     texts = {**state.captured.texts, "fx": state.captured.text, **state.texts()}
     inner = plan.preparation  # of parameters and buffers alone
     prepared = () if inner is None else _steps(inner, number, range(len(inner.inputs)))
+    memory = {} if call is None else call.memory
+    timed_nbytes, timed_seconds = timed.get(plan.name, (0, 0.0))
     return GraphReport(
         plan.name,
         state.phase.name,
-        _steps(plan, number, state.captured.static_inputs),
+        _steps(plan, number, static),
         texts,
         plan,
         prepared,
         state.seconds,
-        *timed.get(plan.name, (0, 0.0)),
+        timed_nbytes,
+        timed_seconds,
+        holdings_of(plan, static, state.phase.saved, memory, number),
+        0 if call is None else call.peak_nbytes,
+        call is not None and call.is_owned,
     )
 
 

@@ -16,10 +16,10 @@ from .graph_report import (
     clip,
     dispatches_of,
     human_count,
+    lines_of,
     numbered_steps,
-    times_of,
-    traffic_lines,
 )
+from .memory import Memory
 from .traffic import CopyRate
 
 StepReport = KernelReport | HostReport
@@ -57,6 +57,7 @@ def page(
     graphs: Sequence[GraphReport],
     on_host: Sequence[str],
     graph_breaks: Sequence[str],
+    memory: Memory,
     copy_rate: CopyRate | None = None,
     compile_time: CompileTime | None = None,
 ) -> str:
@@ -66,7 +67,7 @@ def page(
         "<h1>torch_webgpu_compile report</h1>",
         f"<p>{len(graphs)} graphs, {dispatches} dispatches per call. "
         f"On the host: {escape(', '.join(on_host) or 'nothing')}. "
-        f"Graph breaks: {len(graph_breaks)}.</p>",
+        f"Graph breaks: {len(graph_breaks)}. Memory: {memory}.</p>",
     ]
     if compile_time is not None:
         body.append(f"<p>{'<br>'.join(escape(s.strip()) for s in compile_time.lines)}</p>")
@@ -97,7 +98,7 @@ def _graph(number: int, graph: GraphReport, copy_rate: CopyRate | None) -> str:
     for k, _, step in numbered_steps(graph):
         if isinstance(step, KernelReport):
             parts.append(_kernel(f"k{number}-{k}", step))
-    lines = (*traffic_lines(graph, copy_rate), times_of(graph))
+    lines = lines_of(graph, copy_rate)
     parts.append(f"<p>{'<br>'.join(escape(line.strip()) for line in lines)}</p>")
     for stage, text in graph.texts.items():
         if stage != "wgsl":

@@ -489,6 +489,12 @@ class Plan:
         return any(isinstance(step, HostStep) for plan in self.all_plans for step in plan.steps)
 
     @property
+    def returned(self) -> frozenset[str]:
+        """Names of the buffers that results are in."""
+        found = {out.buffer for out in self.outputs if out.mutates is None}
+        return frozenset(name for name in found if name is not None)
+
+    @property
     def prepared(self) -> tuple[str, ...]:
         """Names of the buffers of role ``prepared``; the preparation may give them in any order."""
         return tuple(name for name, buffer in self.buffers.items() if buffer.role == "prepared")

@@ -28,6 +28,8 @@ SMALL_NBYTES = 256
 MIN_NBYTES = 16
 _FINE_NBYTES = 1 << 20
 _IDLE_BATCHES = 256  # submissions, of which a step of a large model makes some tens
+_LEAST_SLACK_NBYTES = 8 << 20
+_SLACK_SHARE = 1 / 8
 
 _serials = itertools.count(1)
 _versions = itertools.count(1)
@@ -85,6 +87,7 @@ class Allocation:
         self.serial = next(_serials)
 
 
+_Size = tuple[int, int]  # usage and capacity
 _Free = tuple[int, Allocation]  # with its serial, by which heaps are ordered without a call
 
 
@@ -251,11 +254,14 @@ class BufferPool:
         self._lock = threading.Lock()
         self.returned: deque[weakref.ref[GpuBuffer]] = deque()
         self._on_drop = self.returned.append
-        # By usage and capacity: heaps by serial, see `allocate`.
-        self._free: defaultdict[tuple[int, int], list[_Free]] = defaultdict(list)
+        # Heaps by serial, see `allocate`.
+        self._free: defaultdict[_Size, list[_Free]] = defaultdict(list)
         self._lent: dict[weakref.ref[GpuBuffer], Allocation] = {}
         self._allocated = 0
         self._trimmed = 0  # when, in batches
+        # Of memory that was freed although it had been used not long ago, by usage and capacity.
+        self._evicted: defaultdict[_Size, list[int]] = defaultdict(list)  # when, in batches
+        self._missed = 0  # bytes of it that were asked for again
         self._reserved = 0
         self._peak = 0
 
@@ -292,6 +298,7 @@ class BufferPool:
                     self._lend(buffer, loan, free[position][1], free, position)
                     return buffer
         self._free_old()
+        self._free_surplus(capacity, usage)
         new = self._create(capacity, usage)
         with self._lock:
             self._lend(buffer, loan, new)
@@ -416,24 +423,69 @@ class BufferPool:
         with self._lock:
             self._trimmed = sent
             self._sort_in()
-            freed: list[Allocation] = []
-            kept: defaultdict[tuple[int, int], list[_Free]] = defaultdict(list)
-            for key, free in self._free.items():
-                used = [entry for entry in free if entry[1].batch >= sent - _IDLE_BATCHES]
-                if used:
-                    kept[key] = sorted(used)
-                freed += [entry for _, entry in free if entry.batch < sent - _IDLE_BATCHES]
-            nbytes = sum([allocation.capacity for allocation in freed])
-            self._free, self._reserved = kept, self._reserved - nbytes
+            oldest = sent - _IDLE_BATCHES
+            freed = [entry for entry in self._idle_longest() if entry.batch < oldest]
+            self._remove(freed)
+            self._missed = max(0, self._missed - sum([entry.capacity for entry in freed]))
+            for key, batches in list(self._evicted.items()):
+                if batches[-1] < oldest:
+                    del self._evicted[key]
         self._release(freed)
+
+    def _free_surplus(self, capacity: int, usage: int) -> None:
+        """Frees what is idle longest where a new allocation would make too much of it.
+
+        A cache that grows leaves memory of all its former sizes, which soon is many times its own.
+        But a loop needs each size again in its next turn, and of all sizes together it needs more
+        than is ever lent at once. So there is room for an eighth more than that, and for what has
+        been freed here and was asked for again: a loop finds all of its memory from the third turn.
+        """
+        with self._lock:
+            sent = self._queue.sent
+            batches = self._evicted.get((usage, capacity))
+            if batches and batches.pop() >= sent - _IDLE_BATCHES:
+                self._missed += capacity
+            if batches == []:
+                del self._evicted[usage, capacity]
+            most = max(self._peak, self._allocated + capacity)
+            slack = max(_LEAST_SLACK_NBYTES, int(most * _SLACK_SHARE))
+            surplus = self._reserved + capacity - most - slack - self._missed
+            if surplus <= 0:
+                return
+            surplus += slack // 2  # so that not every allocation has to look for it
+            freed: list[Allocation] = []
+            for entry in self._idle_longest():
+                if surplus <= 0 or entry.batch >= sent:  # pending commands use what is left
+                    break
+                surplus -= entry.capacity
+                freed.append(entry)
+            self._remove(freed)
+            for entry in freed:
+                self._evicted[entry.usage, entry.capacity].append(sent)
+        self._release(freed)
+
+    def _idle_longest(self) -> list[Allocation]:
+        """What is not lent, in the order in which it was given back."""
+        free = [entry for entries in self._free.values() for _, entry in entries]
+        return sorted(free, key=lambda entry: entry.batch)
+
+    def _remove(self, freed: Sequence[Allocation]) -> None:
+        """Takes some of what is not lent out of the pool."""
+        gone = {entry.serial for entry in freed}
+        kept: defaultdict[_Size, list[_Free]] = defaultdict(list)
+        for key, free in self._free.items():
+            left = [entry for entry in free if entry[0] not in gone]
+            if left:
+                kept[key] = sorted(left)
+        nbytes = sum([entry.capacity for entry in freed])
+        self._free, self._reserved = kept, self._reserved - nbytes
 
     def empty(self) -> None:
         """Frees all memory that is not lent, after submitting the commands that may use it."""
         with self._lock:
             self._sort_in()
-            freed = [entry for free in self._free.values() for _, entry in free]
-            nbytes = sum([allocation.capacity for allocation in freed])
-            self._free, self._reserved = defaultdict(list), self._reserved - nbytes
+            freed = self._idle_longest()
+            self._remove(freed)
         try:
             self._queue.flush()
         finally:
@@ -441,7 +493,7 @@ class BufferPool:
 
     def _release(self, allocations: Sequence[Allocation]) -> None:
         for allocation in allocations:
-            self._backend.release_buffer(allocation.handle)
+            self._backend.destroy_buffer(allocation.handle)
 
     def abandon(self) -> None:
         """`empty` of a lost device: nothing is submitted."""

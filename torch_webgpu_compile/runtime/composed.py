@@ -46,7 +46,7 @@ from ..symbolic.sizes import are_alike, evaluate, storage_span
 from ..target import BINDING_ALIGNMENT
 from .buffers import AnyBuffer, BufferSlice, GpuBuffer, round_up
 from .device import Device
-from .executor import Executor
+from .executor import Executor, KnownCall
 from .launcher import Launcher, RunHostStep
 
 
@@ -129,10 +129,10 @@ class ComposedExecutor:
         for part in self._parts:
             part.reclaim()
 
-    def sizes_of(self, name: str) -> dict[str, int] | None:
-        """The sizes of an earlier call of a nested plan; None where there was none."""
-        found = (part.sizes_of(name) for part in self._parts)
-        return next((sizes for sizes in found if sizes is not None), None)
+    def known_call(self, name: str) -> KnownCall | None:
+        """An earlier call of a nested plan; None where there was none."""
+        found = (part.known_call(name) for part in self._parts)
+        return next((call for call in found if call is not None), None)
 
     def __call__(self, arguments: Sequence[Value]) -> list[Value]:
         """Runs the plan.
@@ -327,7 +327,7 @@ class _Part(Protocol):
 
     def run(self, arguments: Sequence[Any]) -> list[Value]: ...
     def reclaim(self) -> None: ...
-    def sizes_of(self, name: str) -> dict[str, int] | None: ...
+    def known_call(self, name: str) -> KnownCall | None: ...
 
 
 def _part_of(plan: Plan, device: Device, host: Host, plan_at: Mapping[str, PlanAt]) -> _Part:
@@ -406,11 +406,11 @@ class PlainExecutor:
         """Drops what was made for sizes."""
         self._resolved.clear()
 
-    def sizes_of(self, name: str) -> dict[str, int] | None:
-        """See `ComposedExecutor.sizes_of`."""
+    def known_call(self, name: str) -> KnownCall | None:
+        """See `ComposedExecutor.known_call`."""
         if self._plan.name != name or not self._resolved:
             return None
-        return self._sizes(next(reversed(self._resolved)))
+        return self._executor.known_call(self._sizes(next(reversed(self._resolved))))
 
     def _sizes(self, key: tuple[Any, ...]) -> dict[str, int]:
         return {source.name: size for source, size in zip(self._sources, key, strict=True)}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeviceError
@@ -25,11 +26,28 @@ from .device import Device, unless_held
 from .interface import Handle
 from .launcher import Launcher, Preparation, RunHostStep
 from .program import Segment
-from .sections import Section, divide
+from .sections import Section, divide, peak_nbytes
 from .sized import SizedPlan, SlicedKernel, size_plan
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_BINDINGS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCall:
+    """A call of a plan, for reports.
+
+    Attributes:
+        sizes: the value of every size symbol.
+        memory: that buffers had in the last call, where there was one, by their names.
+        peak_nbytes: the most that is taken of the pool at once for what is not returned.
+        is_owned: whether the executor keeps that between calls.
+    """
+
+    sizes: Mapping[str, int]
+    memory: Mapping[str, Serial]
+    peak_nbytes: int
+    is_owned: bool
 
 
 class Executor:
@@ -178,6 +196,29 @@ class Executor:
         with self.lock:
             sized = self._sized(sizes)
         return [(self._launcher(s.plan), s) for s in divide(self.plan, sized, given_up)]
+
+    def known_call(
+        self, sizes: Mapping[str, int], given_up: Collection[str] | None = None
+    ) -> KnownCall:
+        """What is known of calls at these sizes; see `KnownCall`.
+
+        Args:
+            given_up: as of `sections`; None where calls are not in sections.
+
+        Raises:
+            DeviceError: as `bind`.
+        """
+        with self.lock:
+            sized = self._sized(sizes)
+            launchers = list(self._launchers)
+        sections = [Section(sized)]
+        if given_up is not None:
+            sections = divide(self.plan, sized, given_up)
+        memory: dict[str, Serial] = {}
+        for launcher in launchers:
+            memory |= launcher.last_memory()
+        peak = peak_nbytes(sections, self.plan.returned)
+        return KnownCall(sizes, memory, peak, bool(self._owned))
 
     def _launcher(self, sized: SizedPlan) -> Launcher:
         constants = [self._constants[name] for name in sized.names if name in self._constants]

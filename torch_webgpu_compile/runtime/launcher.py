@@ -206,6 +206,11 @@ class Launcher:
         reports = None if self._status is None else self._status.own()
         return self._segments(buffers, reports, may_share=True)
 
+    def last_memory(self) -> dict[str, Serial]:
+        """The memory that buffers had in the last call that had other memory than those before."""
+        serials = next(reversed(self._known), ())
+        return dict(zip((*self.names, *self.prepared), serials, strict=False))
+
     def _mark(self, changed: Sequence[GpuBuffer], reports: Reports | None) -> None:
         """Increments the versions of the buffers that recorded commands change."""
         for memory in changed:

@@ -144,6 +144,15 @@ class NativeBackend:
         self._dropped_buffers.append(handle)
         self._release_dropped()
 
+    def destroy_buffer(self, handle: Handle) -> None:
+        """Releases a buffer of which bind groups are kept: these would keep its memory.
+
+        They may be in submitted commands, but not in pending ones.
+        """
+        if not process.forked:
+            self.lib.wgpuBufferDestroy(handle)
+        self.release_buffer(handle)
+
     def _release_dropped(self) -> None:
         """Releases handles whose owners are gone."""
         if process.forked:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..plan.model import Plan
+from .buffers import bucket_nbytes
 from .sized import MemoryPlace, SizedDispatch, SizedPlan
 
 # A section costs the host some ten microseconds. So there are none for less than this, in bytes and
@@ -35,6 +36,20 @@ class Section:
 
     plan: SizedPlan
     released: tuple[str, ...] = ()
+
+
+def peak_nbytes(sections: Sequence[Section], kept: frozenset[str]) -> int:
+    """The most that a call in these sections takes of the pool for buffers other than ``kept``."""
+    live: dict[tuple[str, ...], int] = {}
+    most = 0
+    for section in sections:
+        for place in section.plan.places:
+            if kept.isdisjoint(place.names):
+                live[place.names] = bucket_nbytes(place.nbytes)
+        most = max(most, sum(live.values()))
+        released = set(section.released)
+        live = {names: n for names, n in live.items() if released.isdisjoint(names)}
+    return most
 
 
 @dataclass(frozen=True, slots=True)
