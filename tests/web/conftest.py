@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.web.python_runtime import PythonRuntime, Results
 from web.build import build_runtime, has_npm
 from web.serve import Handler, serving
 
@@ -34,6 +35,22 @@ def browser() -> Iterator[Any]:
         )
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="session")
+def python_runtime() -> Iterator[PythonRuntime]:
+    runtime = PythonRuntime()
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture
+def in_python(python_runtime: PythonRuntime) -> Callable[..., Results]:
+    """Results of calls of a bundle in Python; see `PythonRuntime.run`."""
+    return python_runtime.run
+
+
+InPage = Callable[..., Any]
 
 
 class QuietHandler(Handler):
@@ -65,11 +82,23 @@ def context(browser: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def in_page(context: Any, site: tuple[Path, str]) -> Callable[..., Any]:
+def in_page(context: Any, site: tuple[Path, str]) -> InPage:
     """Runs the body of an async function of ``runtime`` and ``given`` in a page; its JSON.
 
     Errors that the page does not catch fail the test; those of the body are raised.
     """
+    return _opened(context, site)
+
+
+@pytest.fixture(scope="session")
+def in_one_page(browser: Any, site: tuple[Path, str]) -> Iterator[InPage]:
+    """`in_page` in a page that many tests share, as they leave nothing in it."""
+    made = browser.new_context()
+    yield _opened(made, site)
+    made.close()
+
+
+def _opened(context: Any, site: tuple[Path, str]) -> InPage:
     page = context.new_page()
     page.set_default_timeout(60_000)
     problems: list[str] = []
@@ -89,8 +118,10 @@ def in_page(context: Any, site: tuple[Path, str]) -> Callable[..., Any]:
             ]) ?? null)""",
             given,
         )
+        seen = [*problems]
+        problems.clear()
         if not noisy:
-            assert not problems
+            assert not seen
         return json.loads(text)
 
     run.page = page  # type: ignore[attr-defined]

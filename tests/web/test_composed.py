@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree
 
 from tests.deciding import deciding, turn
-from tests.web.test_runtime import RUN, assert_equal, in_python
+from tests.web.test_runtime import RUN, assert_equal
 from torch_webgpu_compile import export
 
 pytestmark = pytest.mark.rotates(3)
@@ -21,7 +21,7 @@ def exported(site):
         return export(model.entries(), site[0] / "deciding"), model, calls
 
 
-def test_data_decide_what_runs(in_page, exported):
+def test_data_decide_what_runs(in_page, in_python, exported):
     folder, model, calls = exported
     names = {"halve": ("x", "limit"), "choose": ("x",), "find": ("x",), "steps": ("rows",)}
     given = [

@@ -65,8 +65,8 @@ interface Callable {
   isChecked: boolean;
 }
 
-/** What a plan computes from states alone; `versions` are those of the states when it did. */
-interface Preparation { program: Program; states: string[]; versions: number[]; given: (Buffer | undefined)[] }
+/** What a plan computes from states and constants alone; `versions` are those of the states when it did, if it has. */
+interface Preparation { program: Program; states: string[]; versions: number[] | null; given: (Buffer | undefined)[] }
 
 /**
  * Loads a bundle.
@@ -415,9 +415,9 @@ export class Model {
 
   /** Prepares what a plan computes from states alone, if they have changed since. */
   private prepare({ program, given }: Callable, preparation: Preparation, sized: Sized, encoder: GPUCommandEncoder): void {
-    const { states, program: inner, given: memory } = preparation;
+    const { states, program: inner, given: memory, versions } = preparation;
     const found = states.map((name) => this.states.get(name));
-    if (found.some(({ version }, k) => version !== preparation.versions[k])) {
+    if (!versions || found.some(({ version }, k) => version !== versions[k])) {
       inner.roles.forEach((role, k) => {
         if (role === "output") memory[k] ??= this.gpu.allocate(sized.plan.nbytes[k]!);
       });
@@ -516,7 +516,7 @@ function callable(entry: Entry, program: Program, prepares: Program | null): Cal
   });
   const held = new Set(Object.values(entry.results).flatMap(({ output }) => (output === null ? [] : made[returned[output]!]!)));
   const preparation = prepares && {
-    program: prepares, versions: [], given: [],
+    program: prepares, versions: null, given: [],
     states: prepares.plan.inputs.map(({ buffer }) => entry.arguments[positions.indexOf(at(buffer))]!.state!),
   };
   const hasChecks = program.roles.includes("status");
