@@ -24,7 +24,7 @@ def R(*sizes: int) -> Tensor:
 
 def _places(x: Tensor) -> Any:
     at = x.relu().nonzero()
-    return at, x.masked_select(x > 0) * 2, x[at[:, 0]].sum(0)
+    return at, x.masked_select(x > 0) * 2, x[at[:, 0]].sum(0), x[0, 0].nonzero()
 
 
 def _kinds(x: Tensor) -> Any:

@@ -54,6 +54,16 @@ def test_models(name: str, check: Check) -> None:
     check(model.eval(), inputs)
 
 
+def test_orders_and_preparations_without_states(check: Check) -> None:
+    """A weight of constants alone is computed once, by the first call."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        weight = torch.arange(4096.0).sin().view(64, 64).softmax(-1)
+        return x @ weight, *x.flatten().topk(5), x.median()
+
+    check(function, [torch.randn(3, 64)])
+
+
 @pytest.mark.rotates(64)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators(name: str, check: Check) -> None:

@@ -81,6 +81,8 @@ def _nonzero(tensor: Tensor) -> Choice:
         place = torch.arange(size, device=tensor.device)
         place = place.reshape(-1, *[1] * (tensor.dim() - dim - 1))
         columns.append(place.expand(tensor.shape).reshape(-1, 1))
+    if not columns:  # a number has one element, and no positions
+        columns.append(torch.empty((1, 0), dtype=torch.int64, device=tensor.device))
     return _Mask.of(tensor).choice(torch.cat(columns, 1))
 
 
