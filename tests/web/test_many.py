@@ -26,15 +26,17 @@ pytestmark = [
     pytest.mark.usefixtures("fresh"),
 ]
 
+_numbers = itertools.count()  # of bundles
+
 Check = Callable[[Callable[..., Any], Sequence[Tensor]], None]
 
 
 @pytest.fixture
-def check(in_one_page, in_python, site, tmp_path_factory, request) -> Check:
+def check(in_one_page, in_python, site) -> Check:
     """Exports a function, and calls it in the page and in Python."""
 
     def run(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-        name = f"many-{abs(hash(request.node.nodeid))}"
+        name = f"many-{next(_numbers)}"
         with torch.no_grad():
             folder: Path = export(function, tuple(inputs), site[0] / name)
         manifest = json.loads((folder / "manifest.json").read_text())

@@ -2,17 +2,13 @@
 
 import { demand, refuse } from "./checks.js";
 import { BundleError } from "./errors.js";
+import { place } from "./kept.js";
 import type { Manifest } from "./manifest.js";
 
 export type Fetch = typeof fetch;
 
 const TRIES = 4;
 const LARGEST_JSON = 1 << 28;
-
-/** The browser's cache; nothing without one, or where the user has forbidden it. */
-export async function openCache(): Promise<Cache | undefined> {
-  return globalThis.caches?.open("torch-webgpu").catch(() => undefined);
-}
 
 /** A SHA-256 in hexadecimal. */
 export async function sha256(data: Uint8Array<ArrayBuffer>): Promise<string> {
@@ -22,9 +18,16 @@ export async function sha256(data: Uint8Array<ArrayBuffer>): Promise<string> {
 }
 
 /** Why a response has no content. */
-export function unreadable({ url, status }: Response): Error {
+function unreadable({ url, status }: Response): Error {
   const kind = status >= 500 || status === 429 ? TypeError : BundleError; // a server may recover: `fetch` fails alike
   return new kind(`${url} cannot be read: HTTP ${status}; check the address, and that it was uploaded`);
+}
+
+/** A response that has content. */
+export async function fetched(fetcher: Fetch, address: URL, init: RequestInit): Promise<Response> {
+  const response = await fetcher(address, init);
+  if (!response.ok) throw unreadable(response);
+  return response;
 }
 
 export class Files {
@@ -81,7 +84,7 @@ export class Files {
       }
       // All that follow without a gap and are not in the cache come in one response.
       let count = 1;
-      while (order[at + count] === first + count && !(await this.cache?.match(this.place(chunks[first + count]!)))) count++;
+      while (order[at + count] === first + count && !(await this.cache?.match(place(chunks[first + count]!)))) count++;
       await this.fetchChunks(path, first, count, room, use);
       at += count;
     }
@@ -92,17 +95,13 @@ export class Files {
     return Math.min(size, this.manifest.files[path]!.nbytes - chunk * size);
   }
 
-  private place(hash: string): string {
-    return new URL(`/.torch-webgpu/${hash}`, this.base).href;
-  }
-
   private async cached(path: string, chunk: number, room: Room): Promise<Uint8Array<ArrayBuffer> | null> {
     const hash = this.manifest.files[path]!.chunks[chunk]!;
-    const found = await this.cache?.match(this.place(hash));
+    const found = await this.cache?.match(place(hash));
     if (!found) return null;
     const data = await reading(found, room)(this.nbytesOf(path, chunk)).catch(() => null);
     if (data && (await sha256(data)) === hash) return data;
-    await this.cache?.delete(this.place(hash)); // damaged: fetched again
+    await this.cache?.delete(place(hash)); // damaged: fetched again
     return null;
   }
 
@@ -121,7 +120,7 @@ export class Files {
           if ((await sha256(chunk)) !== wanted) {
             throw new BundleError(`${path} is damaged: chunk ${k} has another SHA-256; upload the bundle again`);
           }
-          await this.cache?.put(this.place(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
+          await this.cache?.put(place(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
           this.onBytes(chunk.length);
           await use(k++ * size, chunk);
           failures = 0;
@@ -143,8 +142,7 @@ export class Files {
     const { nbytes } = this.manifest.files[path]!;
     const whole = !first && end * size >= nbytes;
     const headers: HeadersInit = whole ? {} : { Range: `bytes=${first * size}-${Math.min(end * size, nbytes) - 1}` };
-    const response = await this.fetcher(new URL(path, this.base), { headers, signal: this.signal ?? null });
-    if (!response.ok) throw unreadable(response);
+    const response = await fetched(this.fetcher, new URL(path, this.base), { headers, signal: this.signal ?? null });
     const read = reading(response, room);
     try {
       // A server without ranges sends all of it.

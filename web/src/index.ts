@@ -10,6 +10,7 @@ export type { DType, Elements } from "./dtypes.js";
 export * from "./errors.js";
 export type { Entry, Manifest, SizeEntry, StateEntry, StateKind, TensorEntry, Variant } from "./manifest.js";
 export type { Input } from "./inputs.js";
+export { type Kept, clear, storage } from "./kept.js";
 export { type LoadOptions, Model, type Progress, type Statistics, load } from "./model.js";
 export { readSafetensors, writeSafetensors } from "./safetensors.js";
 export { Tensor } from "./tensor.js";

@@ -5,9 +5,10 @@ import type { ComposedProgram, Host } from "./composed.js";
 import type { Composed } from "./composed-plan.js";
 import { type Elements, type NumberList, safetensorsName, decode, encode, itemsize } from "./dtypes.js";
 import { BundleError, DeviceLostError, InputError } from "./errors.js";
-import { type Fetch, Files, openCache, unreadable } from "./files.js";
+import { type Fetch, Files, fetched } from "./files.js";
 import { type Buffer, type DeviceOptions, Gpu, rounded } from "./gpu.js";
 import { type Given, type Input, readInputs } from "./inputs.js";
+import { folderOf, keeping, openCache, place } from "./kept.js";
 import { numel, rows } from "./layout.js";
 import { type Entry, type Manifest, type StateKind, type Variant, checkManifest, stateBytes } from "./manifest.js";
 import { type Plan, checkPlan } from "./plan.js";
@@ -75,16 +76,22 @@ interface Preparation { program: Program; states: string[]; versions: number[] |
  * @throws WebGPUUnavailableError, BundleError, OutOfMemoryError; the signal's reason.
  */
 export async function load(url: string | URL, options: LoadOptions = {}): Promise<Model> {
-  const base = new URL(String(url).replace(/\/?$/, "/"), globalThis.document?.baseURI ?? globalThis.location?.href);
-  const fetcher: Fetch = options.fetch ?? ((input, init) => fetch(input, init));
+  const base = folderOf(url);
   const address = new URL("manifest.json", base);
-  const response = await fetcher(address, { cache: "no-cache", signal: options.signal ?? null });
-  if (!response.ok) throw unreadable(response);
+  const fetcher: Fetch = options.fetch ?? ((input, init) => fetch(input, init));
+  const cache = options.cache === false ? undefined : await openCache();
+  const response = await fetched(fetcher, address, { cache: "no-cache", signal: options.signal ?? null }).catch(async (error) => {
+    // Without a network, the bundle is what it was. What else `fetch` rejects with is the signal's reason.
+    const kept = error instanceof TypeError && (await cache?.match(place(base.href)));
+    if (kept) return kept;
+    throw error;
+  });
+  const copy = response.clone();
   const data: unknown = await response.json().catch((error: Error) => {
     throw new BundleError(`${address.href} is no JSON (${error.message}); check the address`);
   });
   const model = new Model(checkManifest(data), base, fetcher, options);
-  await model.start(options.device, options.signal);
+  await keeping(cache, base, copy, () => model.start(options.device, options.signal));
   return model;
 }
 
