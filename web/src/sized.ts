@@ -28,6 +28,7 @@ export interface SizedPlan {
   layouts: Layout[];
 }
 
+const MOST_IDLE = 1 << 20; // workgroups
 const MOST_GRID = 65_535;
 const ALIGNMENT = 256;
 
@@ -104,6 +105,9 @@ export function sizePlan(plan: Plan, sizes: Sizes, firstChecks: readonly number[
     const grid = step.grid.map(value);
     if (grid.includes(0)) return;
     demand(Math.min(...grid) > 0 && Math.max(...grid) <= MOST_GRID, `kernel ${name} needs ${grid} workgroups, more than ${MOST_GRID},`);
+    // Very many workgroups without a byte of their own would do nothing but keep the GPU busy.
+    const reached = bindings.reduce((sum, { buffer }) => sum + touched[positions.get(buffer)!]!, MOST_IDLE);
+    demand(grid[0]! * grid[1]! * grid[2]! <= reached, `kernel ${name} has too many workgroups, ${grid},`);
     demand(step.narrow.every((expr) => isInt32(orZero(() => value(expr)))), `kernel ${name} needs numbers of more than 32 bits`);
     steps.push({
       kernel,

@@ -195,6 +195,8 @@ const SIZES = [
   [(m, p) => (p.buffers.y.nbytes = 1 << 21), "y needs 2097152 bytes, of which a buffer of this GPU has at most 1048576"],
   [(m, p) => (p.buffers.y.nbytes = 1 << 18, dispatch(p, 2).bindings[1].offset_nbytes = 0), "kernel g needs 262144 bytes, of which this GPU binds at most 65536"],
   [(m, p) => (dispatch(p, 0).grid[1] = 65536), "kernel f needs 8,65536,1 workgroups"],
+  [(m, p) => (dispatch(p, 0).grid = [65535, 65535, 65535]), "kernel f has too many workgroups, 65535,65535,65535"],
+  [(m, p) => (dispatch(p, 0).grid = [65535, 17, 1]), "kernel f has too many workgroups"],
   [(m, p) => (dispatch(p, 0).grid[1] = -1), "kernel f needs 8,-1,1 workgroups"],
   [(m, p) => (dispatch(p, 0).narrow = [times(2 ** 30)]), "kernel f needs numbers of more than 32 bits"],
   [(m, p) => (dispatch(p, 0).parameters[0] = { Expr: times(2 ** 30) }), "kernel f needs 8589934592, of more than 32 bits"],
