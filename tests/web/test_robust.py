@@ -108,6 +108,7 @@ return [
     kinds = [None if row is None else row["kind"] for row in found]
     assert kinds == [*["InputError"] * 7, "IndexOutOfRangeError", None, "AbortError", "InputError"]
     texts = [row["text"] for row in found if row]
+    assert "restore the state that the call has changed" in texts[7]
     assert "there is no entry backward; there are forward" in texts[0]
     assert "needs the input index: int64" in texts[1]
     assert "index 9 is out of bounds for dimension 0 with size 6" in texts[7]

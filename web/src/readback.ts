@@ -14,7 +14,7 @@ export class Readback {
   copiedBytes = 0;
   /** Where kernels report. */
   readonly status: Buffer;
-  private readonly checks: IndexCheck[] = [];
+  private readonly checks: (IndexCheck & { changes: boolean })[] = [];
   private readonly free = new Map<number, Buffer[]>();
   private hasReports = false;
   private lastCheck = -Infinity;
@@ -24,10 +24,11 @@ export class Readback {
   }
 
   /** Gives the checks of a plan their numbers: the first of each step. */
-  numbered({ steps }: Plan): number[] {
+  numbered({ steps, outputs }: Plan): number[] {
+    const changes = outputs.some(({ mutates }) => mutates !== null);
     return steps.map((step) => {
       const first = this.checks.length;
-      this.checks.push(...step.checks);
+      this.checks.push(...step.checks.map((check) => ({ ...check, changes })));
       return first;
     });
   }
@@ -91,11 +92,12 @@ export class Readback {
     if (!words.getUint32(0, true)) return;
     const check = this.checks[words.getUint32(4, true)];
     if (!check) refuse("a kernel", "reports what it does not check");
-    const { op, source, dim } = check;
+    const { op, source, dim, changes } = check;
     const index = words.getBigInt64(8, true);
     const size = words.getUint32(16, true);
     const where = dim === null ? `a tensor of ${size} elements` : `dimension ${dim} with size ${size}`;
     const at = source ? `; at ${source}` : "";
-    throw new IndexOutOfRangeError(`${op}: index ${index} is out of bounds for ${where}; correct the indices${at}`);
+    const next = changes ? ", and restore the state that the call has changed" : "";
+    throw new IndexOutOfRangeError(`${op}: index ${index} is out of bounds for ${where}; correct the indices${next}${at}`);
   }
 }
