@@ -187,6 +187,18 @@ def test_an_index_out_of_range(tmp_path):
     assert bundle.run("forward", input=[0, 4])["output"].any()
 
 
+def test_an_index_without_dimensions(tmp_path):
+    table = torch.linspace(0, 1, 1000)
+    example = torch.randn(4), torch.tensor(3)
+    bundle = load_bundle(export(lambda x, t: x * table[t], example, tmp_path / "b"))
+    x = torch.randn(4)
+    for t in (0, 7, 999, -1, -1000):
+        close(bundle.run("forward", x=x.numpy(), t=t)["output"], x * table[t])
+    for t in (1000, -1001):
+        with pytest.raises(IndexOutOfRangeError, match=rf"index {t} is out of bounds"):
+            bundle.run("forward", x=x.numpy(), t=t)
+
+
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tests.bundle_schema import schema
 from tests.bundles import FORWARD, KERNELS, WEIGHTS, edit, export_sample
 from tests.plan_mutations import altered
 from torch_webgpu_compile import BundleError
-from torch_webgpu_compile.bundle.files import BundleWriter, TensorBytes
+from torch_webgpu_compile.bundle.files import BundleWriter, TensorBytes, write_tensors
 from torch_webgpu_compile.bundle.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
 from torch_webgpu_compile.bundle.tensors import read_header
 from torch_webgpu_compile.bundle.verify import open_bundle, read_manifest
@@ -90,6 +91,26 @@ def test_what_is_written_is_read(tmp_path):
         content = (tmp_path / "b" / name).read_bytes()
         assert file.sha256 == hashlib.sha256(content).hexdigest() == file.chunks[0]
         assert (file.nbytes, len(file.chunks)) == (len(content), 1)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_have_the_mode_of_new_files(umask, tmp_path):
+    tensors = {"ones": bytes_of("float32", np.ones(3, np.float32))}
+    before = os.umask(umask)
+    try:
+        with BundleWriter(tmp_path / "b") as writer:
+            writer.add_tensors("weights/w", tensors)
+            writer.add("a.json", "{}")
+            writer.finish(EMPTY)
+        left = tmp_path / "left.safetensors"
+        left.touch(0o600)
+        write_tensors(left, tensors)
+    finally:
+        os.umask(before)
+    files = [path for path in (left, *(tmp_path / "b").rglob("*")) if path.is_file()]
+    assert len(files) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
 def test_chunks_of_a_file(tmp_path):

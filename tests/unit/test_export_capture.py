@@ -118,6 +118,98 @@ def test_gradients_that_stay_are_state():
     torch.testing.assert_close(runner.states[labels.index("0.weight")], model[0].weight.detach())
 
 
+GRID = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0))
+CHOSEN = torch.tensor([2, 0])
+
+
+def counted(x, t):
+    counts = torch.zeros(5, 3)
+    counts[t] = x
+    counts[t, 1:] += 2
+    counts[:, t] = counts[t, t]
+    row = counts[t]
+    row += 1
+    counts[t] = row
+    return counts * row
+
+
+def trained_row(x, t):
+    weight = GRID.clone().requires_grad_()
+    return torch.autograd.grad((x * weight[t, 1]).square().sum(), weight)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, t: x * GRID[t],
+        lambda x, t: x * GRID[t, :],
+        lambda x, t: x * GRID[:, t],
+        lambda x, t: x[0] * GRID[..., t],
+        lambda x, t: x * GRID[None, t, 1, None],
+        lambda x, t: x * GRID[t, t],
+        lambda x, t: x[0] * GRID[t, :, CHOSEN],  # the dimension of `CHOSEN` stays where it is
+        lambda x, t: x[0] * GRID[[0, 1], 1:, t],
+        lambda x, t: GRID[t, CHOSEN].mul_(2),  # a copy, in PyTorch too
+        lambda x, t: x * GRID[torch.tensor(-1)][t],
+        lambda x, t: torch.vmap(lambda row: row[t] * 2)(GRID),
+        counted,
+        trained_row,
+    ],
+)
+def test_a_tensor_without_dimensions_is_an_index(function, dtype):
+    calls = [(torch.randn(3), torch.tensor(t, dtype=dtype)) for t in (0, 2, -1, -3)]
+    found, _ = captured(function, *calls[0])
+    runner = Runner(found)
+    for call in calls:
+        torch.testing.assert_close(runner(*call)[0], function(*call))
+
+
+class Ring(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(3, 2))
+        self.register_buffer("position", torch.tensor(0))
+
+    def forward(self, x):
+        before = self.rows[self.position].clone()
+        self.rows[self.position] = x
+        self.position.add_(1).remainder_(3)
+        return before
+
+
+def test_a_state_is_an_index():
+    model = Ring()
+    found, labels = captured(model, torch.randn(2))
+    assert set(labels) == {"rows", "position"}
+    runner = Runner(found)
+    for _ in range(5):
+        x = torch.randn(2)
+        torch.testing.assert_close(runner(x)[0], model(x))
+
+
+def changed_row(x, t):
+    x[t].mul_(2)
+    return x
+
+
+def changed_part(x, t):
+    x[t][0] = 1
+    return x
+
+
+def row_of_a_changed_tensor(x, t):
+    row = x[t]
+    x += 1
+    return row
+
+
+@pytest.mark.parametrize("function", [changed_row, changed_part, row_of_a_changed_tensor])
+def test_a_row_that_is_no_view_is_refused(function):
+    with pytest.raises(UnsupportedOp, match=r"(?s)a 0-d tensor chose.*table\[t\].*capture.py:"):
+        captured(lambda x, t: function(x.clone(), t), torch.randn(4, 4), torch.tensor(1))
+
+
 def test_ranges_that_are_left_open():
     def paths(x):
         return x * 2 if 1 < x.shape[0] < 500 else x

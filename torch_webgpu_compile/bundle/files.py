@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -185,7 +186,10 @@ class BundleWriter:
 def write_tensors(
     path: Path, tensors: Mapping[str, TensorBytes], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file. Raises OSError, or the library's own error."""
+    """Writes a safetensors file. Raises OSError, or the library's own error.
+
+    Others may read it as they may read what ``open`` makes: a web server is another user.
+    """
     specs = {
         name: TensorSpec(
             dtype=tensor.dtype,
@@ -195,7 +199,13 @@ def write_tensors(
         )
         for name, tensor in tensors.items()
     }
+    # safetensors moves a temporary file of mode 0600 to the path; the umask, which is of the whole
+    # process, cannot be read without changing it, so an empty file shows the mode.
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
     serialize_file(specs, path, metadata)  # reads the memory of `tensors`
+    path.chmod(mode)
 
 
 def _shards(

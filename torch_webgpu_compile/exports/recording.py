@@ -45,6 +45,7 @@ from ..torch_private import (
     tree_map_only,
 )
 from ..torch_private import shapes_config as symbolic_config
+from .indexing import Copies, get_item, set_item
 from .inputs import ExportInputs, fake_like
 from .names import Key, Names, key_of
 from .steps import StepRecorder, Steps, is_own
@@ -91,6 +92,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
     def __init__(self, mode: FakeTensorMode, rules: Rules) -> None:
         super().__init__(Rules({}, _Everything()), Steps(mode, rules, self.stand_in))
         self.states: dict[str, Tensor] = {}
+        self.copies = Copies(self.stand_in)
         self._mode = mode
         self._stand_ins: dict[Key, FakeTensor] = {}
 
@@ -104,9 +106,11 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
         if error is not None:
             raise error
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
         except _VALUES_NEEDED as error:
             raise _values_needed(str(func), self.stack_trace) from error
+        self.copies.change(func, args, kwargs or {})
+        return result
 
     def higher_order(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
         """The results of a loop, a branch, or another operator that calls functions."""
@@ -144,6 +148,7 @@ class _CallRecorder(StepRecorder):  # type: ignore[no-untyped-call]
                 "make what the functions keep before the export: call them once",
                 line_of_user(self.stack_trace or ""),
             )
+        self.copies.check(value, self.stack_trace)
         return super().node_of(value)
 
 
@@ -160,7 +165,23 @@ class _Rewrites(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
             return self._recorder.higher_order(func, args, kwargs or {})
+        if func is Tensor.__getitem__:
+            return self._get_item(*args)
+        if func is Tensor.__setitem__:
+            return self._set_item(*args)
         return REWRITES.get(func, func)(*args, **(kwargs or {}))
+
+    def _get_item(self, tensor: Tensor, index: Any) -> Any:
+        found = get_item(tensor, index)
+        if found is None:
+            return tensor[index]
+        self._recorder.copies.add(found, tensor, index)
+        return found
+
+    def _set_item(self, tensor: Tensor, index: Any, value: Any) -> None:
+        with self._recorder.copies.written(tensor, index, value):
+            if not set_item(tensor, index, value):
+                tensor[index] = value
 
 
 def record(
@@ -232,6 +253,7 @@ def _record(
         return recorder.node_of(recorder.stand_in(value))
 
     nodes = tree_map_only(Tensor, node_of, results)
+    recorder.copies.check()
     replaced = []
     for real, fake in before.replaced_buffers():
         node = node_of(real)
