@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import hashlib
 import json
 import os
@@ -91,6 +92,13 @@ def test_what_is_written_is_read(tmp_path):
         content = (tmp_path / "b" / name).read_bytes()
         assert file.sha256 == hashlib.sha256(content).hexdigest() == file.chunks[0]
         assert (file.nbytes, len(file.chunks)) == (len(content), 1)
+    for name in ("a/text.json", "manifest.json"):
+        compressed = (tmp_path / "b" / f"{name}.gz").read_bytes()
+        assert gzip.decompress(compressed) == (tmp_path / "b" / name).read_bytes()
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.finish(EMPTY)
+    left = sorted(path.name for path in (tmp_path / "b").rglob("*"))
+    assert left == ["manifest.json", "manifest.json.gz"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files have no modes")
@@ -109,7 +117,7 @@ def test_files_have_the_mode_of_new_files(umask, tmp_path):
     finally:
         os.umask(before)
     files = [path for path in (left, *(tmp_path / "b").rglob("*")) if path.is_file()]
-    assert len(files) == 4
+    assert len(files) == 6
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
@@ -138,7 +146,7 @@ def test_a_bundle_is_replaced_when_the_next_one_is_whole(exported, bundle):
         writer.add("new.json", "{}")
         writer.finish(EMPTY)
     found = {str(p.relative_to(bundle)) for p in bundle.rglob("*")}
-    assert found == {"index.html", "manifest.json", "new.json"}
+    assert found == {"index.html", "manifest.json", "new.json", "manifest.json.gz", "new.json.gz"}
 
 
 def test_an_interrupted_bundle_is_none_and_can_be_written_again(tmp_path, monkeypatch):

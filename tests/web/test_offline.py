@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -30,8 +31,8 @@ def release(site):
     def write(model: nn.Module) -> int:
         shutil.rmtree(site[0] / "offline", ignore_errors=True)
         folder = export(model, (torch.zeros(1, 3),), site[0] / "offline")
-        files = (path for path in folder.rglob("*") if path.is_file())
-        return sum(path.stat().st_size for path in files if path.name != "manifest.json")
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+        return sum(file["nbytes"] for file in files.values())
 
     return write
 
@@ -95,10 +96,12 @@ const failing = async (url, init) => {
 const error = await caught(runtime.load("offline", {fetch: failing}));
 const keys = async () => (await (await caches.open("torch-webgpu")).keys()).length;
 const half = await keys();
+const {headers} = await fetch("other/manifest.json");
+const encoding = headers.get("content-encoding");
 await runtime.load("other");
-return [error.kind, half, (await runtime.storage()).length, await keys() > half];
+return [error.kind, half, (await runtime.storage()).length, await keys() > half, encoding];
 """
     )
     assert found[0] == "AbortError"
     assert found[1] > 0
-    assert found[2:] == [1, True]
+    assert found[2:] == [1, True, "gzip"]

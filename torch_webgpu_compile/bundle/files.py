@@ -5,6 +5,9 @@
         writer.add("plans/float32-forward.json", text)
         manifest = writer.finish(manifest)
 
+Beside each file of text is a compressed one, with ``.gz`` behind its name, for servers that send
+such files in place of the others: kernels and plans are a tenth then. No manifest lists them.
+
 Files are written into a folder within the bundle's, and moved to their places when all of them are
 there. Until then an older bundle in the same folder stays as it was; without its manifest, which is
 moved last, a folder is no bundle.
@@ -12,6 +15,7 @@ moved last, a folder is no bundle.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -39,6 +43,7 @@ SHARD_NBYTES = 64 << 20
 """Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
 
 _STAGING = ".writing"
+_COMPRESSED = ".gz"
 _HEADER_NBYTES = 160  # of a tensor in a safetensors header, without its name: at most
 
 
@@ -149,11 +154,14 @@ class BundleWriter:
         text = json.dumps(codec_of(Manifest).encode(manifest), allow_nan=False, indent=1)
         (self._staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
         before = _files_in(self._path)
-        (self._path / MANIFEST).unlink(missing_ok=True)
-        for name in before:
-            (self._path / name).unlink(missing_ok=True)
+        for name in (MANIFEST, *before):
+            for suffix in (_COMPRESSED, ""):
+                (self._path / f"{name}{suffix}").unlink(missing_ok=True)
         for name in (*self.files, MANIFEST):
             (self._path / name).parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith(".json"):
+                data = gzip.compress((self._staging / name).read_bytes(), mtime=0)
+                (self._path / f"{name}{_COMPRESSED}").write_bytes(data)
             os.replace(self._staging / name, self._path / name)
         shutil.rmtree(self._staging)
         for folder in {self._path / name.rpartition("/")[0] for name in before}:
