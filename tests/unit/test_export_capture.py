@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import itertools
+import random
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
 from torch_webgpu_compile.compiler import host_numbers, native_operators
 from torch_webgpu_compile.errors import UnsupportedOp
@@ -245,6 +249,212 @@ def test_buffers_that_python_replaces():
         total, calls, same = runner(x)
         wanted, rest = model(x, scale=3.0)
         torch.testing.assert_close([total, calls, same], [wanted, rest["calls"], x])
+
+
+class Counting:
+    """Functions that change what Python keeps."""
+
+    def __init__(self):
+        self.step, self.rate, self.log = 0, 0.5, []
+        self.hidden, self.last = torch.zeros(3), torch.zeros(3)
+        self.calls = itertools.count()  # of which nobody sees that it changes
+
+    def scaled(self, x):
+        self.step += 1
+        return x * self.step
+
+    def literal(self, x):
+        self.step += 1
+        return x + torch.tensor(float(self.step))
+
+    def decayed(self, x):
+        self.rate *= 0.9
+        return x * self.rate
+
+    def sometimes(self, x):
+        self.step += 1
+        return x * 2 if self.step % 2 else x
+
+    def seldom(self, x):
+        self.step += 1
+        return x * 2 if self.step % 100 == 0 else x
+
+    def counted(self, x):
+        self.log.append(x.sum())
+        return x / len(self.log)
+
+    def told(self, x):
+        self.step += 1
+        return x * 2, self.step
+
+    def drawn(self, x):
+        return x * random.random()
+
+    def logged(self, x):
+        self.step += 1
+        self.log.append(x.mean() * self.step)
+        random.random()
+        next(self.calls)
+        return x * 2
+
+    def cached(self, x):
+        self.step += 1
+        if not hasattr(self, "mask"):
+            self.mask = torch.ones(3)
+        next(self.calls)
+        return x * self.mask * 2
+
+    def plain(self, x):
+        next(self.calls)
+        return x * 2
+
+    def replaced(self, x):
+        self.hidden = 0.5 * self.hidden + x
+        self.last = x  # of which nothing is read
+        return self.hidden
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("scaled", r"self.step: 0, then 1.*capture.py:.*x \* self.step"),
+        ("literal", "self.step: 0, then 1"),
+        ("decayed", "self.rate: 0.5, then 0.45"),
+        ("sometimes", "self.step: 0, then 1"),
+        ("seldom", "self.step: 0, then 1"),
+        ("counted", r"len\(self.log\): 0, then 1"),
+        ("told", "self.step: 0, then 1"),
+        ("drawn", "Python's random numbers"),
+    ],
+)
+def test_numbers_that_calls_change_are_refused(name, what):
+    keeper = Counting()
+    with pytest.raises(UnsupportedOp, match=rf"(?s)what a call of the function changes \({what}"):
+        captured(getattr(keeper, name), torch.randn(3))
+    assert keeper.step <= 1
+    assert len(keeper.log) <= 1
+
+
+def test_what_is_done_seldom_with_gradients_that_stay():
+    model, step = nn.Linear(3, 1), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def accumulate(x):
+        nonlocal step
+        model(x).sum().backward()
+        step += 1
+        if step % 10 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    with pytest.raises(UnsupportedOp, match=r"\(step: 1, then 2\)"):
+        captured(accumulate, torch.randn(3))
+    assert model.weight.grad is None
+
+
+def test_variables_that_calls_change_are_refused():
+    step = 0
+
+    def outer(x):
+        nonlocal step
+        step += 1
+        return x * step
+
+    with pytest.raises(UnsupportedOp, match=r"\(step: 0, then 1\)"):
+        captured(functools.partial(torch.no_grad()(outer)), torch.randn(3))
+    assert step == 1
+
+
+@pytest.mark.parametrize(("name", "calls"), [("plain", 1), ("logged", 3), ("cached", 2)])
+def test_numbers_that_change_nothing(name, calls):
+    """They are as after one call, and there are more calls only where a number changes."""
+    keeper, x = Counting(), torch.randn(3)
+    random.seed(0)
+    found, _ = captured(getattr(keeper, name), x)
+    torch.testing.assert_close(Runner(found)(x)[0], x * 2)
+    assert next(keeper.calls) == calls
+    assert (keeper.step, len(keeper.log)) == {"logged": (1, 1), "cached": (1, 0)}.get(name, (0, 0))
+    left = random.random()
+    random.seed(0)
+    assert left == [random.random() for _ in range(2)][name == "logged"]
+
+
+def test_tensors_that_python_replaces():
+    keeper = Counting()
+    before = keeper.hidden
+    found, labels = captured(keeper.replaced, torch.randn(3))
+    assert labels == ["hidden"]
+    assert keeper.hidden is before
+    runner = Runner(found)
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(runner(x)[0], keeper.replaced(x))
+
+
+def test_a_tensor_in_two_places_that_become_different():
+    keeper = Counting()
+    keeper.last = keeper.hidden
+    with pytest.raises(UnsupportedOp, match="two places"):
+        captured(keeper.replaced, torch.randn(3))
+    assert keeper.last is keeper.hidden
+
+
+def trained(rate, schedule):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    scheduler = schedule(optimizer)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.detach()
+
+    return step, optimizer, scheduler
+
+
+SCHEDULES = {
+    "StepLR": lambda optimizer: StepLR(optimizer, 2),  # of which two calls see the same rate
+    "CosineAnnealingLR": lambda optimizer: CosineAnnealingLR(optimizer, 9),
+    "ExponentialLR": lambda optimizer: ExponentialLR(optimizer, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_schedules_of_the_learning_rate(name, is_tensor):
+    step, *_ = trained(torch.tensor(0.1) if is_tensor else 0.1, SCHEDULES[name])
+    x = torch.randn(4, 3)
+    if name == "ExponentialLR" and is_tensor:
+        found, _ = captured(step, x)
+        runner = Runner(found)
+        for _ in range(4):
+            torch.testing.assert_close(runner(x)[0], step(x))
+        return
+    with pytest.raises(UnsupportedOp, match=rf"{name}.step: Python computes the learning rate"):
+        captured(step, x)
+
+
+def test_a_learning_rate_that_is_an_input():
+    whole, optimizer, _ = trained(torch.tensor(0.1), SCHEDULES["StepLR"])
+    model = inspect.getclosurevars(whole).nonlocals["model"]
+
+    def step(x, rate):
+        optimizer.param_groups[0]["lr"].copy_(rate)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(4, 3)
+    found, _ = captured(step, x, torch.tensor(0.1))
+    runner = Runner(found)
+    for _ in range(5):
+        rate = optimizer.param_groups[0]["lr"].clone()
+        torch.testing.assert_close(runner(x, rate)[0], whole(x))
 
 
 def test_sizes_are_symbols():

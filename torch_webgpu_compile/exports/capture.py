@@ -31,7 +31,8 @@ from ..torch_private import (
 )
 from .inputs import Dimension, ExportInputs, fake_like, path_name
 from .names import Names
-from .recording import Recorded, any_sizes, record
+from .recorded import Recorded
+from .recording import any_sizes, record
 from .steps import StepRecorder, drop_unused, keep_equal
 
 aten = torch.ops.aten

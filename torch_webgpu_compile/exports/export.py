@@ -81,10 +81,12 @@ def export(
         export(model, (x,), "bundle/")                                       # one entry, "forward"
         export({"prefill": (prefill, (ids,)), "decode": (decode, (id, position))}, "bundle/")
 
-    Each function is called once on fake tensors: what Python does in it is done at export. Tensors
-    that it reaches, such as parameters, caches and the state of optimizers, become state of the
-    bundle, with the values that they have now. Entries share it; what a call changes in place stays
-    on the GPU. A training step is a function that calls ``backward()`` and ``optimizer.step()``.
+    Each function is called once on fake tensors: what Python does in it is done at export. (It is
+    called again where it leaves gradients, or changes numbers of Python; these are as after one
+    call then, and nothing may be computed with them.) Tensors that it reaches, such as parameters,
+    caches and the state of optimizers, become state of the bundle, with the values that they have
+    now. Entries share it; what a call changes in place stays on the GPU. A training step is a
+    function that calls ``backward()`` and ``optimizer.step()``.
 
     Args:
         function: what to export, or several by name; see `EntryPoint`, as which a tuple is taken.
@@ -101,8 +103,9 @@ def export(
         The folder.
 
     Raises:
-        UnsupportedOp: a function depends on values of tensors, or needs an operator, a dtype or a
-            limit that the target has not; the message names the operator and the line.
+        UnsupportedOp: a function depends on values of tensors, or on numbers that its calls change,
+            or needs an operator, a dtype or a limit that the target has not; the message names the
+            operator and the line.
         BundleError: the folder holds something else.
     """
     if isinstance(function, Mapping):

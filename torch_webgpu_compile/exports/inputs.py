@@ -67,6 +67,7 @@ class ExportInputs:
             and None, by dimension.
 
     Attributes:
+        by_name: all arguments, by parameter's name.
         names: of the tensors, e.g. ``ids`` or ``batch.mask``, in order.
         tensors: the examples, by name.
         dimensions: by the name of the `Dim`.
@@ -80,6 +81,7 @@ class ExportInputs:
     arguments: Sequence[Any]
     keywords: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: Any = None
+    by_name: dict[str, Any] = field(init=False)
     names: tuple[str, ...] = field(init=False)
     tensors: dict[str, torch.Tensor] = field(init=False)
     dimensions: dict[str, Dimension] = field(init=False)
@@ -94,11 +96,11 @@ class ExportInputs:
         )
         self.dimensions = {}
         parameters = _parameter_names(self.function, len(self.arguments))
-        by_name = dict(zip(parameters, self.arguments, strict=True)) | dict(self.keywords)
+        self.by_name = dict(zip(parameters, self.arguments, strict=True)) | dict(self.keywords)
         shapes = self._shapes(parameters)
         self._leaves: list[Any] = []
         self._spec: TreeSpec
-        found, self._spec = tree_flatten_with_path(by_name)
+        found, self._spec = tree_flatten_with_path(self.by_name)
         self._positional = len(self.arguments)
         self.tensors = {}
         self._sizes: dict[str, tuple[Any, ...]] = {}

@@ -2,7 +2,8 @@
 
 The call is made on fake tensors, with autograd: the gradients that it computes and the in-place
 writes of its optimizer are recorded as anything else. Every real tensor that it meets is state.
-Python is run once: what it decides, and numbers that it computes, are part of the graph.
+What Python decides, and numbers that it computes, are part of the graph: those that would be others
+in the next call are refused.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import inspect
 import linecache
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -48,6 +50,8 @@ from ..torch_private import shapes_config as symbolic_config
 from .indexing import Copies, get_item, set_item
 from .inputs import ExportInputs, fake_like
 from .names import Key, Names, key_of
+from .python_state import Change, PythonState
+from .recorded import Difference, Recorded, difference
 from .steps import StepRecorder, Steps, is_own
 
 aten = torch.ops.aten
@@ -58,25 +62,6 @@ _VALUES_NEEDED = (
     GuardOnDataDependentSymNode,
 )
 _LITERALS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default})
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A call as a graph, not functional yet.
-
-    Attributes:
-        module: placeholders are the inputs; ``get_attr`` nodes are states and constants.
-        states: by the attribute's name, the real tensors.
-        results: what the function returned, with FX nodes in place of tensors.
-        replaced: (state's attribute, node): states that Python gave another tensor to.
-        steps: the loops and branches.
-    """
-
-    module: GraphModule
-    states: dict[str, Tensor]
-    results: Any
-    replaced: tuple[tuple[str, Node], ...]
-    steps: Steps
 
 
 class _Everything(frozenset[Any]):
@@ -197,31 +182,38 @@ def record(
         autocast: of autocast around the call, if any.
 
     Raises:
-        UnsupportedOp: Python depends on the values of tensors, or an optimizer makes its state from
-            gradients.
+        UnsupportedOp: Python depends on the values of tensors, or on what calls change; or an
+            optimizer makes its state from gradients.
     """
     before = _Snapshot(names)
+    python = PythonState(inputs.function, inputs.by_name)
     try:
-        recorder = _CallRecorder(inputs.mode, rules)
-        recorded = _record(recorder, inputs, autocast, before)
+        recorded = _record(_CallRecorder(inputs.mode, rules), inputs, autocast, before, python)
+        changes = _changes(python)
         kept = before.new_gradients()
         before.restore()
         if kept:
             # The next call starts with them: they are state, unless it drops them.
             for parameter in kept:
                 parameter.grad = torch.zeros_like(parameter)
-            before = _Snapshot(names)
+            python.restore_tensors()
+            before, between = _Snapshot(names), PythonState(inputs.function, inputs.by_name)
             recorder = _CallRecorder(inputs.mode, rules)
-            again = _record(recorder, inputs, autocast, before)
+            again = _record(recorder, inputs, autocast, before, between)
             gradients = {key_of(p.grad) for p in kept if isinstance(p.grad, Tensor)}
             if any(key_of(state) in gradients for state in again.states.values()):
-                return again
+                recorded, changes = again, _changes(between)
+            else:
+                before.restore()
+                for parameter in kept:
+                    parameter.grad = None
+        if changes:
             before.restore()
-            for parameter in kept:
-                parameter.grad = None
+            _require_constant(recorded, changes, inputs, names, rules, autocast)
         return recorded
     finally:
         before.restore()
+        python.restore_tensors()
 
 
 def _record(
@@ -229,6 +221,7 @@ def _record(
     inputs: ExportInputs,
     autocast: torch.dtype | None,
     before: _Snapshot,
+    python: PythonState,
 ) -> Recorded:
     fakes = inputs.fakes()
     for number, fake in enumerate(fakes):
@@ -254,16 +247,23 @@ def _record(
 
     nodes = tree_map_only(Tensor, node_of, results)
     recorder.copies.check()
-    replaced = []
-    for real, fake in before.replaced_buffers():
+    replaced: dict[str, Node] = {}
+    for real, fake in (*before.replaced_buffers(), *_replaced(python, recorder)):
         node = node_of(real)
         if fake.shape != real.shape or fake.dtype != real.dtype:
             raise UnsupportedOp(
                 "export",
-                f"a buffer of {tuple(real.shape)} is replaced by one of {tuple(fake.shape)}",
-                "keep state in a buffer of one size and change it in place",
+                f"a tensor of {tuple(real.shape)} that is kept is replaced by one of "
+                f"{tuple(fake.shape)}",
+                "keep state in a tensor of one size and change it in place",
             )
-        replaced.append((str(node.target), node_of(fake)))
+        if replaced.setdefault(str(node.target), node_of(fake)) is not node_of(fake):
+            raise UnsupportedOp(
+                "export",
+                f"a tensor of {tuple(real.shape)} is kept in two places, which the function gives "
+                "different ones",
+                "start with a tensor for each: zeros.clone()",
+            )
     for optimizer in before.optimizers:
         if any(isinstance(v, FakeTensor) for s in optimizer.state.values() for v in s.values()):
             raise UnsupportedOp(
@@ -272,10 +272,110 @@ def _record(
                 "take one step in PyTorch before the export",
             )
     recorder.end()
-    return Recorded(recorder.module(), recorder.states, nodes, tuple(replaced), recorder.steps)
+    return Recorded(
+        recorder.module(), recorder.states, nodes, tuple(replaced.items()), recorder.steps
+    )
 
 
-_SET = ("capturable", "foreach", "lr")
+def _replaced(python: PythonState, recorder: _CallRecorder) -> Iterator[tuple[Tensor, FakeTensor]]:
+    """Tensors that the call has read, and replaced: the next one would read the others."""
+    read = {id(state) for state in recorder.states.values()}
+    return ((old, new) for old, new in python.replaced_tensors() if id(old) in read)
+
+
+# ---- numbers that change
+
+
+def _changes(python: PythonState) -> list[Change]:
+    """What a call has changed, but for what a capture changes."""
+    return [c for c in python.changes() if not (c.key in _CAPTURABLE and "params" in c.container)]
+
+
+def _require_constant(
+    recorded: Recorded,
+    changes: Sequence[Change],
+    inputs: ExportInputs,
+    names: Names,
+    rules: Rules,
+    autocast: torch.dtype | None,
+) -> None:
+    """Raises UnsupportedOp where a call computes with numbers that calls change.
+
+    The next call is recorded, too, and one for which counters are at a round number, as Python may
+    do something every hundredth time; both are to be the same. Where they cannot be recorded, as
+    they use tensors which the first one has made, nothing is known, and nothing is refused.
+
+    Args:
+        recorded: the first call.
+        changes: what it has changed.
+    """
+    _refuse_schedules(changes)
+    after = PythonState(inputs.function, inputs.by_name)
+    more: list[Change] = []
+
+    def next_call() -> Difference | None:
+        before = _Snapshot(names)
+        python = PythonState(inputs.function, inputs.by_name)
+        again = replace(inputs)  # the ranges of sizes are those of the first call alone
+        try:
+            recorder = _CallRecorder(again.mode, rules)
+            found = difference(recorded, _record(recorder, again, autocast, before, python))
+            more.extend(_changes(python))
+        except Exception:  # whatever the user's code raises
+            return None
+        finally:
+            before.restore()
+            after.restore()
+        return found
+
+    for change in changes:
+        change.repeat()
+    found = next_call()
+    counters = [change for change in changes if found is None and change.is_count(more)]
+    if counters:
+        for change in changes:
+            change.repeat()
+        for change in counters:
+            change.count_to(_ROUND)
+        found = next_call()
+    if found is not None:
+        trace = found.node.meta.get("stack_trace") if found.node is not None else None
+        shown = [c.text for c in changes[:4]] + ["…"] * (len(changes) > 4)
+        raise UnsupportedOp(
+            "export",
+            f"Python computes with what a call of the function changes ({', '.join(shown)}): a "
+            "bundle would compute every call as the first one",
+            "keep such numbers in tensors that are changed in place (self.step.add_(1), "
+            "lr=torch.tensor(…)), take them as inputs, or draw them with torch.rand; if only the "
+            "first call is unlike the others, call the function once before the export",
+            line_of_user(trace or ""),
+        )
+
+
+def _refuse_schedules(changes: Sequence[Change]) -> None:
+    """Raises UnsupportedOp for a schedule: two calls in a row may have the same rate."""
+    for change in changes:
+        schedule = change.owner
+        if change.key != "last_epoch" or not isinstance(schedule, LRScheduler):
+            continue
+        groups = schedule.optimizer.param_groups
+        if type(schedule) is ExponentialLR and all(isinstance(g["lr"], Tensor) for g in groups):
+            continue  # a product of tensors
+        raise UnsupportedOp(
+            f"{type(schedule).__name__}.step",
+            "Python computes the learning rate: a bundle would keep that of the first call",
+            "take the rate as an input (optimizer.param_groups[0]['lr'].copy_(lr), with an "
+            "optimizer of lr=torch.tensor(…)), and call the schedule where the bundle is run",
+        )
+
+
+_ROUND = 2**7 * 3**2 * 5**4 * 7
+"""A multiple of what is counted to: of 100, 1000, 64, 7 …; but one to which a loop could run."""
+
+_CAPTURABLE = ("capturable", "foreach")
+"""What a capture changes of a group of parameters."""
+
+_SET = (*_CAPTURABLE, "lr")
 """What a capture, or a schedule of the user's, may change of a group of parameters."""
 
 
