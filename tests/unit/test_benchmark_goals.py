@@ -221,20 +221,25 @@ def test_a_case_that_hangs_loses_the_rest_of_it(tmp_path: Path) -> None:
 def test_goals_of_generating_tokens() -> None:
     case = generate.CASES["decode_bf16_batch8"]
     step = {"seconds": 8e-3, "host_s": 2e-3, "nbytes": 24e9, "extra_nbytes": 0.0}
-    found = generate.figures(case, step, batch_1=160.0)
+    found = generate.figures(case, step, {"decode_bf16": 160.0})
     assert found["tokens_per_second"] == pytest.approx(1000)
     times, host = generate.verdicts(case, {"webgpu": found}, 4e12, by_cuda=True, is_real=True)
     assert (times.value, times.reached) == (pytest.approx(6.25), True)
     assert (host.value, host.reached) == (pytest.approx(0.25), True)
-    alone = generate.figures(case, step, batch_1=None)
+    alone = generate.figures(case, step, {})
     times, _ = generate.verdicts(case, {"webgpu": alone}, 4e12, by_cuda=True, is_real=True)
     assert times.reached is None
     # Weights and cache in 8 ms are 3 TB/s: of a copy's rate, which is that of the peer's GPU.
     long = generate.CASES["decode_bf16_32k"]
-    systems = {"webgpu": generate.figures(long, step, None), "cuda": step}
+    systems = {"webgpu": generate.figures(long, step, {}), "cuda": step}
     share, _ = generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=True)
     assert (share.value, share.reached) == (pytest.approx(0.75), True)
     assert generate.verdicts(long, systems, 4e12, by_cuda=True, is_real=False)[0].reached is None
+    # A call of ``generate`` says seconds of a token; packed weights are compared with its bf16.
+    packed = generate.CASES["generate_int8"]
+    found = generate.figures(packed, {"seconds": 1e-3}, {"decode_bf16": 1.0, "generate_bf16": 500})
+    (times,) = generate.verdicts(packed, {"webgpu": found}, 4e12, by_cuda=True, is_real=True)
+    assert (times.value, times.reached) == (pytest.approx(2), True)
 
 
 def first_calls(count: int) -> dict[str, Any]:
