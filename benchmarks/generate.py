@@ -25,56 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from torch_webgpu_compile.device.autoload import register
-from torch_webgpu_compile.device.packed_modules import PackedLinear
 from torch_webgpu_compile.runtime import limits
 from torch_webgpu_compile.tensors import devices
-from torch_webgpu_compile.torch_ops import gguf
 
 from .cases import static_cache
 from .generate_calls import SAMPLED, STATIC, Call, measure_call
 from .goals import AtLeast, AtMost, CopyShare, Faster, Goal, Verdict, Work, judge_all
+from .language_models import LLAMA_1B, QWEN_HALF_B, Geometry, language_model
 from .limits import copy_bytes_per_second, use_full_f32, wait_of
 from .timing import host_seconds_per_call, seconds_per_call
 
 _BATCHES = 5
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """Of a model. ``kind``: a model type of transformers."""
-
-    kind: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocabulary: int
-    tied: bool = False
-
-    def config(self) -> Any:
-        """For transformers."""
-        from transformers import AutoConfig
-
-        return AutoConfig.for_model(
-            self.kind,
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            vocab_size=self.vocabulary,
-            tie_word_embeddings=self.tied,
-            max_position_embeddings=1 << 16,
-            pad_token_id=None,
-        )
-
-
-LLAMA_1B = Geometry("llama", 2048, 16, 32, 8, 8192, 32000)
-"""Llama 3.2 1B, with a vocabulary of 32,000."""
-
-QWEN_HALF_B = Geometry("qwen2", 896, 24, 14, 2, 4864, 151_936, tied=True)
-"""Qwen2.5 0.5B."""
 
 _DRAFT = replace(LLAMA_1B, hidden=512, layers=2, heads=8, kv_heads=2, intermediate=1024)
 _FEW_LAYERS = replace(LLAMA_1B, hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
@@ -87,8 +49,7 @@ class Case:
     Attributes:
         positions, filled: of the cache, and how many of them hold something before the first token.
         prompt: tokens at once, in an empty cache; None: one token after another.
-        weights: of linear layers, "int8" (per channel) or "int4" (groups of 32), by torchao, or a
-            format of GGUF files; None: as ``dtype`` says.
+        weights: see `language_model`.
         steps: timed together, one after another.
         goals: compared with ``cuda``, or read from the figures of this package (`figures`).
     """
@@ -153,9 +114,7 @@ CASES: dict[str, Case | Call] = {
     "qwen_f32": Case(torch.float32, geometry=QWEN_HALF_B, goals=(CopyShare(0.6), _HOST)),
     "prefill_f32": Case(torch.float32, prompt=512, goals=(_INDUCTOR,)),
     _GENERATE: Call(LLAMA_1B, goals=(_tokens_per_second(900), _GRAPHS)),
-    "generate_int8": Call(
-        LLAMA_1B, weights="int8", goals=(AtLeast("times_plain", 1.25, "× bf16"),)
-    ),
+    "generate_int8": Call(LLAMA_1B, weights="int8", goals=(_times_bf16(1.25),)),
     "generate_int4": Call(
         LLAMA_1B,
         weights="int4",
@@ -177,33 +136,6 @@ CASES: dict[str, Case | Call] = {
 }
 
 
-def quantize(model: nn.Module, weights: str) -> None:
-    """Makes the weights of linear layers what `Case.weights` says."""
-    if weights in gguf.FORMATS:
-        pack(model, gguf.FORMATS[weights])
-        return
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-
-    config = Int8WeightOnlyConfig() if weights == "int8" else Int4WeightOnlyConfig(group_size=32)
-    quantize_(model, config)
-
-
-def pack(model: nn.Module, form: gguf.Format) -> None:
-    """Puts layers with random weights of a GGUF file's format where there are linear ones."""
-    for name, module in [*model.named_modules()]:
-        if isinstance(module, nn.Linear):
-            sizes = module.in_features, module.out_features
-            made = PackedLinear(*sizes, form.number, False)
-            words = torch.randint(-(1 << 31), 1 << 31, made.weight.shape, dtype=torch.int32)
-            *others, _, _ = form.words(module.in_features)
-            words[:, sum(others) :] = _SCALES
-            made.weight.data, made.bias = words.to(module.weight.device), module.bias
-            model.set_submodule(name, made)
-
-
-_SCALES = 0x0C000C00  # two half floats of 2 ** -12
-
-
 def nbytes_of(tensor: Tensor) -> int:
     """Bytes of a tensor; of a quantized one, those of the tensors that it consists of."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
@@ -216,16 +148,9 @@ class Step(nn.Module):
     """(token, position), batch × 1 each → the next ones; writes the cache in place."""
 
     def __init__(self, case: Case, device: str) -> None:
-        from transformers import AutoModelForCausalLM
-
         super().__init__()
-        torch.manual_seed(0)
-        config = case.geometry.config()
-        with torch.device(device):
-            self.model = AutoModelForCausalLM.from_config(config, dtype=case.dtype).eval()
-        if case.weights is not None:
-            quantize(self.model, case.weights)
-        self.cache = static_cache(config, case.positions, case.batch, case.dtype, device)
+        self.model = language_model(case.geometry, case.dtype, case.weights, device)
+        self.cache = static_cache(self.model.config, case.positions, case.batch, case.dtype, device)
         for layer in self.cache.layers:
             layer.keys.normal_()
             layer.values.normal_()

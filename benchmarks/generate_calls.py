@@ -7,18 +7,17 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import torch_webgpu_compile
 
+from .goals import Goal
+from .language_models import Geometry, language_model
 from .limits import use_full_f32, wait_of
-
-if TYPE_CHECKING:
-    from .generate import Geometry
-    from .goals import Goal
+from .timing import seconds
 
 _BATCHES = 3
 STATIC = {"cache_implementation": "static"}
@@ -39,7 +38,7 @@ class Call:
     """A call of ``generate`` of a model with random weights.
 
     Attributes:
-        weights: as of `benchmarks.generate.Case`.
+        weights: see `language_model`.
         keywords: of ``generate``.
         draft: the geometry of a model that proposes tokens, whose ``generate`` is greedy too.
         tokens: that a call makes after the prompt's.
@@ -65,29 +64,15 @@ class Call:
         return replace(self, geometry=geometry, draft=draft, tokens=6, prompt=16)
 
 
-def _model(geometry: Geometry, dtype: torch.dtype, device: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(geometry.config(), dtype=dtype).eval()
-    model.generation_config.eos_token_id = None
-    return model
-
-
 class _Generating:
     """A case's model, and its calls of ``generate``."""
 
     def __init__(self, case: Call, device: str) -> None:
-        from .generate import quantize
-
         self.case = case
-        self.model = _model(case.geometry, case.dtype, device)
-        if case.weights is not None:
-            quantize(self.model, case.weights)
+        self.model = language_model(case.geometry, case.dtype, case.weights, device)
         half = torch.arange(case.prompt // 2) * 7 % case.geometry.vocabulary
         self.ids = half.repeat(2)[None].to(device)
-        self.draft = case.draft and _model(case.draft, case.dtype, device)
+        self.draft = case.draft and language_model(case.draft, case.dtype, None, device)
 
     def __call__(self, **keywords: Any) -> Tensor:
         """The tokens, on the host."""
@@ -117,23 +102,17 @@ def measure_call(case: Call, device: str) -> dict[str, float]:
         wait()
         memory.reset_peak_memory_stats()
         held = memory.memory_allocated()
-        before = time.perf_counter()
-        generate()
-        found = {"first_s": time.perf_counter() - before}
+        found = {"first_s": seconds(generate)}
         generate()
         if case.samples_alone:
             found["sampling_s"] = _sampling_seconds(generate)
-        found["seconds"] = statistics.median(_seconds(generate) for _ in range(_BATCHES))
+        found["seconds"] = (
+            statistics.median(seconds(generate) for _ in range(_BATCHES)) / case.tokens
+        )
     return found | {
         "extra_nbytes": memory.max_memory_allocated() - held,
         "total_s": time.perf_counter() - start,
     }
-
-
-def _seconds(generate: _Generating) -> float:
-    start = time.perf_counter()
-    generate()
-    return (time.perf_counter() - start) / generate.case.tokens
 
 
 def _sampling_seconds(generate: _Generating) -> float:

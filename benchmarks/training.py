@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch_webgpu_compile.device.autoload import register
 
 from .cases import Classifier, Logits, mlp
-from .generate import LLAMA_1B, Geometry, argument_parser, report
+from .generate import argument_parser, report
 from .goals import OURS, AtMost, Faster, Goal, Leaner, Verdict, Work, judge_all
+from .language_models import LLAMA_1B, Geometry
 from .limits import use_full_f32, wait_of
 from .timing import host_seconds_per_call, seconds_per_call
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedOp
 from ..node_text import line_of_user
-from ..torch_private import FakeTensor, OpOverload, is_functorch_wrapped_tensor, tree_leaves
+from ..tensors.aliasing import written_by
+from ..torch_private import FakeTensor, OpOverload, is_functorch_wrapped_tensor
 
 aten = torch.ops.aten
 
@@ -144,7 +145,7 @@ class Copies:
         """Notes what an operator changes."""
         if not self._known or not func._schema.is_mutable:
             return
-        for changed in map(_memory, _written(func, args, kwargs)):
+        for changed in map(_memory, written_by(func, args, kwargs)):
             if changed in self._known:
                 self._changed[changed] = str(func)
             self._outdated |= {k for k, (_, of, _) in self._known.items() if _memory(of) == changed}
@@ -175,10 +176,3 @@ class Copies:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _written(func: OpOverload, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
-    for k, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[k] if k < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

@@ -10,9 +10,9 @@ const FOLDER = "https://torch-webgpu.invalid/";
 const PERIOD = 90 * 864e5; // milliseconds, after which what nobody loads is forgotten
 let loading = 0; // bundles, whose chunks no kept manifest names yet
 
-/** The browser's cache; nothing without one, or where the user has forbidden it. */
-export async function openCache(): Promise<Cache | undefined> {
-  return globalThis.caches?.open("torch-webgpu").catch(() => undefined);
+/** The browser's cache; nothing without one, or where the page or the user has forbidden it. */
+export async function openCache(isWanted = true): Promise<Cache | undefined> {
+  return isWanted ? globalThis.caches?.open("torch-webgpu").catch(() => undefined) : undefined;
 }
 
 /** Where a chunk is kept, by its hash, or a manifest, by its bundle's address. */

@@ -79,7 +79,7 @@ export async function load(url: string | URL, options: LoadOptions = {}): Promis
   const base = folderOf(url);
   const address = new URL("manifest.json", base);
   const fetcher: Fetch = options.fetch ?? ((input, init) => fetch(input, init));
-  const cache = options.cache === false ? undefined : await openCache();
+  const cache = await openCache(options.cache);
   const response = await fetched(fetcher, address, { cache: "no-cache", signal: options.signal ?? null }).catch(async (error) => {
     // Without a network, the bundle is what it was. What else `fetch` rejects with is the signal's reason.
     const kept = error instanceof TypeError && (await cache?.match(place(base.href)));
@@ -161,14 +161,14 @@ export class Model {
   }
 
   private async install(gpu: Gpu, variant: Variant, signal: AbortSignal | undefined): Promise<void> {
-    const { progress, cache = true } = this.options;
+    const { progress, cache } = this.options;
     const state: Progress = { loadedBytes: 0, totalBytes: bytesToLoad(this.manifest, variant), pipelines: 0, totalPipelines: 0 };
     const tell = (change: () => void): void => {
       change();
       progress?.({ ...state });
     };
     const files = new Files(
-      this.manifest, this.base, this.fetcher, cache ? await openCache() : null, (count) => tell(() => (state.loadedBytes += count)), signal);
+      this.manifest, this.base, this.fetcher, await openCache(cache), (count) => tell(() => (state.loadedBytes += count)), signal);
     // All that is untrusted is checked before anything is made of it.
     const wgsl = list(text)(await files.parsed(variant.kernels), variant.kernels);
     const plans = await Promise.all(Object.entries(variant.entries).map(async ([name, entry]): Promise<[string, Entry, Plan | Composed]> => {

@@ -42,7 +42,7 @@ def install() -> None:
     after_import(f"{_INT4}.int4_plain_int32_tensor", _take_words)
     after_import(f"{_INT4}.int4_tile_packed_to_4d_tensor", _refuse_tiles)
     for module in _TRACED_BY_PARTS:
-        after_import(f"{_WORKFLOWS}.{module}", _trace_by_parts)
+        after_import(module, _trace_by_parts)
 
 
 def _replace(
@@ -83,10 +83,10 @@ def _scaled(x: Tensor, weight: Any) -> Tensor:
 # -- Dynamo ----------------------------------------------------------------------------------------
 
 _TRACED_BY_PARTS = {
-    "int4.int4_tensor": "Int4Tensor",
-    "int4.int4_plain_int32_tensor": "Int4PlainInt32Tensor",
-    "int8.int8_tensor": "Int8Tensor",
-    "intx.intx_unpacked_to_int8_tensor": "IntxUnpackedToInt8Tensor",
+    f"{_INT4}.int4_tensor": "Int4Tensor",
+    f"{_INT4}.int4_plain_int32_tensor": "Int4PlainInt32Tensor",
+    f"{_WORKFLOWS}.int8.int8_tensor": "Int8Tensor",
+    f"{_WORKFLOWS}.intx.intx_unpacked_to_int8_tensor": "IntxUnpackedToInt8Tensor",
 }
 _kinds_traced_by_parts = set[type]()
 
@@ -98,7 +98,7 @@ def _trace_by_parts(module: Any) -> None:
     subclass one is of Python, which asks it for its parts and compares what it says of itself: that
     was 8 µs of each weight at each call (3 now), and AOTAutograd asked once more.
     """
-    kind = _known_kind(module, _TRACED_BY_PARTS[".".join(module.__name__.rsplit(".", 2)[1:])])
+    kind = _known_kind(module, _TRACED_BY_PARTS[module.__name__])
     if kind is None:
         return
     original = kind.__torch_function__
