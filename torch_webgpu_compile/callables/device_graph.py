@@ -416,6 +416,40 @@ class DeviceGraph(CompiledGraph):
             results[output] = values[position]
         return results
 
+    def repeat(self, values: Sequence[Any], count: int) -> None:
+        """Makes a call ``count`` times; each takes what the one before has left in its arguments.
+
+        Only what it changes is kept of it, no results.
+        """
+        if count and not self._relaunch(values, count):
+            for _ in range(count):
+                self.run(list(values))
+
+    def _relaunch(self, values: Sequence[Any], count: int) -> bool:
+        """`repeat` without looking at the arguments again; whether that is possible."""
+        phase = self.signature.phase
+        if self.plan.plans is not None or phase.seeds or phase.lazy:
+            return False
+        graph, variant = self.at(values)
+        resolved: _ResolvedCall | None = variant.resolved
+        if graph is not self or resolved is None or resolved.data or resolved.assigned:
+            return False
+        buffers: list[Any] = resolved.buffers[:]
+        if self._find(resolved, values, buffers):
+            return False
+        with self.executor.lock:
+            for done in range(count):
+                try:
+                    self._launch(variant, resolved, list(values), buffers[:], may_copy=False)
+                except SharedMemoryError:  # before anything of the first one was recorded
+                    if done:
+                        raise
+                    return False
+        counters.dispatches += count * resolved.dispatch_count
+        if resolved.counts:
+            self._count_changes(variant, values)
+        return True
+
     def _run_composed(self, variant: SignatureVariant, values: list[Any]) -> list[Any]:
         if self.device.is_lost:
             self._rebind()
@@ -473,10 +507,14 @@ class DeviceGraph(CompiledGraph):
         resolved: _ResolvedCall,
         values: list[Any],
         buffers: list[Any],
+        may_copy: bool = True,
     ) -> Collection[int]:
         """Records the call on memory for its inputs, and for what it computes, which it gets here.
 
         Positions of arguments that it has copied.
+
+        Raises:
+            SharedMemoryError: it may not copy arguments that it has to.
         """
         copied: Collection[int] = ()
         allocate = self.device.allocate
@@ -495,6 +533,8 @@ class DeviceGraph(CompiledGraph):
             try:
                 section.launch(buffers)
             except SharedMemoryError:
+                if not may_copy:
+                    raise
                 copied = self._copy_changed(variant, resolved, values, buffers)
                 section.launch(buffers)
         return copied

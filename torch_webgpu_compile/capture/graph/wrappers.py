@@ -77,14 +77,28 @@ def unwrapped(compiled: BoxedFunction, parts: Parts | None = None) -> Callable[.
         results: Sequence[Any] = run(list(arguments))
         return results
 
-    if parts is None:
-        return call
-
     def call_with_parts(*arguments: Any) -> Sequence[Any]:
+        assert parts is not None
         results: Sequence[Any] = run(taken_apart(arguments, parts))
         return results
 
-    return call_with_parts
+    made: Any = call if parts is None else call_with_parts
+    made.compiled, made.parts = compiled, parts
+    return made  # type: ignore[no-any-return]
+
+
+def repeat(call: Callable[..., Any], arguments: Sequence[Any], count: int) -> None:
+    """Calls what a backend gave Dynamo ``count`` times, each on what the one before has changed.
+
+    Where Dynamo calls a graph itself, that makes the arguments' way to the GPU once.
+    """
+    again = getattr(getattr(call, "compiled", None), "repeat", None)
+    if again is None:
+        for _ in range(count):
+            call(*arguments)
+    else:
+        parts: Parts | None = call.parts  # type: ignore[attr-defined]
+        again(arguments if parts is None else taken_apart(arguments, parts), count)
 
 
 def taken_apart(arguments: Sequence[Any], parts: Parts) -> list[Any]:

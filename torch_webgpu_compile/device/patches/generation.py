@@ -26,7 +26,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -49,6 +50,10 @@ _OF_STOP_CHECK = {
 _OF_MASKS = (
     "config inputs_embeds attention_mask cache position_ids or_mask_function and_mask_function "
     "block_sequence_ids kwargs"
+)
+OF_SAMPLE = (
+    "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer "
+    "model_kwargs"
 )
 _OF_UPDATE = "self outputs model_kwargs is_encoder_decoder num_new_tokens"
 
@@ -94,8 +99,9 @@ def ask_less(ask: Any, self: Any, input_ids: Tensor, scores: Any, **keywords: An
         return ask(self, input_ids, scores, **keywords)
     count, done = input_ids.shape[1], None
     for part in self:
-        if type(part) is MaxLengthCriteria and _is_within(part, count):
-            continue
+        is_length = type(part) is MaxLengthCriteria
+        if is_length and count < part.max_length and is_within(part, count):
+            continue  # it would answer no
         answer = part(input_ids, scores, **keywords)
         done = (
             answer
@@ -105,10 +111,10 @@ def ask_less(ask: Any, self: Any, input_ids: Tensor, scores: Any, **keywords: An
     return _no(input_ids) if done is None else done
 
 
-def _is_within(part: Any, count: int) -> bool:
-    """Whether a criterion of this length would answer no, without a warning."""
+def is_within(part: Any, count: int) -> bool:
+    """Whether a criterion of length would not warn of so many tokens."""
     most = part.max_position_embeddings
-    return bool(count < part.max_length and (most is None or count <= most))
+    return most is None or bool(count <= most)
 
 
 def _no(input_ids: Tensor) -> Tensor:
@@ -127,13 +133,20 @@ def _is_answer(answer: Any, input_ids: Tensor) -> bool:
 
 @around("transformers.generation.utils:GenerationMixin._sample")
 def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
+    with sampling(self, keywords):
+        return original(self, *arguments, **keywords)
+
+
+@contextmanager
+def sampling(model: Any, keywords: dict[str, Any]) -> Iterator[None]:
+    """Of a call of ``_sample`` with these keywords: what is patched here is so within."""
     from transformers.generation.stopping_criteria import MaxLengthCriteria
 
     criteria = keywords.get("stopping_criteria")
     only_length = [type(part) for part in criteria or ()] == [MaxLengthCriteria]
-    token = _sampling.set(_Sampling(self, _is_repeatable(keywords), only_length))
+    token = _sampling.set(_Sampling(model, _is_repeatable(keywords), only_length))
     try:
-        return original(self, *arguments, **keywords)
+        yield
     finally:
         _sampling.reset(token)
 
@@ -253,16 +266,11 @@ def create_masks(make: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _is_left_to_model(keywords: dict[str, Any]) -> bool:
-    from transformers.cache_utils import StaticLayer
-
     asked = {name for name, value in keywords.items() if value is not None}
     inputs, sampling = keywords.get("inputs_embeds"), _sampling.get()
     if inputs is None or inputs.device.type != devices.NAME or not asked <= _PLAIN:
         return False
-    # A sliding window's layer knows its length as a number, which a step would be made for.
-    layers = getattr(keywords.get("cache"), "layers", ())
-    is_static = layers and all(type(layer) is StaticLayer for layer in layers)
-    return bool(is_static and sampling and _makes_masks(sampling.model.base_model.__class__))
+    return sampling is not None and leaves_masks_to_model(sampling.model, keywords.get("cache"))
 
 
 @functools.cache
@@ -278,6 +286,16 @@ def _makes_masks(model: Any) -> bool:
 
 
 _PLAIN = {"config", "inputs_embeds", "cache", "position_ids", "is_first_iteration"}
+
+
+def leaves_masks_to_model(model: Any, cache: Any) -> bool:
+    """Whether a step with this cache, and no mask that is given, makes its mask itself."""
+    from transformers.cache_utils import StaticLayer
+
+    # A sliding window's layer knows its length as a number, which a step would be made for.
+    layers = getattr(cache, "layers", ())
+    is_static = layers and all(type(layer) is StaticLayer for layer in layers)
+    return bool(is_static and _makes_masks(model.base_model.__class__))
 
 
 @around("transformers.generation.utils:GenerationMixin._update_model_kwargs_for_generation")
@@ -302,16 +320,20 @@ def keep_one_position(
 
 def _needs_last(model: Any, model_kwargs: dict[str, Any]) -> bool:
     """Whether the next step reads the last position only, as all do that have no other ways."""
-    from transformers.generation.utils import GenerationMixin
-
-    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-    is_usual = all(getattr(type(model), n) is getattr(GenerationMixin, n) for n in names)
     sampling, positions = _sampling.get(), model_kwargs.get("position_ids")
     return (
         sampling is not None
         and sampling.model is model
-        and is_usual
+        and is_usual(model)
         and bool(model_kwargs.get("use_cache"))
         and positions is not None
         and positions.device.type == devices.NAME
     )
+
+
+def is_usual(model: Any) -> bool:
+    """Whether a model's steps are given what most are."""
+    from transformers.generation.utils import GenerationMixin
+
+    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    return all(getattr(type(model), n) is getattr(GenerationMixin, n) for n in names)

@@ -29,12 +29,8 @@ from torch import Tensor
 
 from ...tensors import devices
 from ..import_hooks import around
-from .generation import takes
+from .generation import OF_SAMPLE, takes
 
-_OF_SAMPLE = (
-    "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer "
-    "model_kwargs"
-)
 _WARPERS = "Temperature TopK TopP MinP Typical Epsilon Eta"
 _PROCESSORS = (
     "RepetitionPenalty NoRepeatNGram SequenceBias NoBadWords MinLength MinNewTokensLength "
@@ -198,4 +194,4 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
 def _is_as_tried(function: Any) -> bool:
     """Whether ``_sample`` does with scores what `_Chosen` answers."""
     uses = set(function.__code__.co_names)
-    return takes(function, _OF_SAMPLE) and {"softmax", "multinomial", "argmax"} <= uses
+    return takes(function, OF_SAMPLE) and {"softmax", "multinomial", "argmax"} <= uses
