@@ -136,20 +136,18 @@ class _State:
     """What steps read and leave on the device.
 
     Attributes:
-        token: the last one, ``[batch, 1]``.
-        position: its own.
         made: the last tokens, ``[batch, _MOST_STEPS]``, each in the column of its number modulo
             that of columns.
-        column: of the next one, ``[1]``.
+        column: of the last one, ``[1]``.
+        position: the last one's.
         unfinished: which sequences go on, ``[batch]``.
         ends: see `_Wanted`.
         padding: see `_Wanted`.
     """
 
-    token: Tensor
-    position: Tensor
     made: Tensor
     column: Tensor
+    position: Tensor
     unfinished: Tensor | None
     ends: Tensor | None
     padding: Tensor | None
@@ -157,13 +155,13 @@ class _State:
 
 def _step(model: Any, others: dict[str, Any], state: _State) -> None:
     """Appends the greedy choice after a token."""
-    given = {"input_ids": state.token, "position_ids": state.position, **others}
-    scores = model(**given, return_dict=True).logits[:, -1].to(torch.float32)
-    chosen = _kept(torch.argmax(scores, dim=-1), state)
-    state.made.index_copy_(1, state.column, chosen[:, None])
-    state.token.copy_(chosen[:, None])
+    token = state.made.index_select(1, state.column)
+    outputs = model(input_ids=token, position_ids=state.position, **others, return_dict=True)
+    chosen = torch.argmax(outputs.logits[:, -1].to(torch.float32), dim=-1)
+    following = (state.column + 1) % _MOST_STEPS
+    state.made.index_copy_(1, following, _kept(chosen, state)[:, None])
+    state.column.copy_(following)
     state.position.add_(1)
-    state.column.copy_((state.column + 1) % _MOST_STEPS)
 
 
 def _kept(chosen: Tensor, state: _State) -> Tensor:
@@ -259,7 +257,8 @@ def _decode(wanted: _Wanted) -> Tensor:
         torch.cat([ids, first[:, None]], dim=-1), next_sequence_length=1, **keywords
     )
     answer = _Answer(len(ids), wanted)
-    state = _state(wanted, first, given.pop("input_ids"), given.pop("position_ids"))
+    del given["input_ids"]
+    state = _state(wanted, first, given.pop("position_ids"))
     with model._optimize_model_for_decode():
         steps = _Steps(model, given, state)
         arrive = start_to_host([state.made])
@@ -274,8 +273,8 @@ def _decode(wanted: _Wanted) -> Tensor:
     return torch.cat([ids, answer.tokens().to(ids.device)], dim=-1)
 
 
-def _state(wanted: _Wanted, first: Tensor, token: Tensor, position: Tensor) -> _State:
-    here: Any = {"device": token.device, "dtype": token.dtype}
+def _state(wanted: _Wanted, first: Tensor, position: Tensor) -> _State:
+    here: Any = {"device": first.device, "dtype": first.dtype}
     made = torch.zeros(len(first), _MOST_STEPS, **here)
     made[:, 0] = first
     unfinished = ends = None
@@ -283,8 +282,8 @@ def _state(wanted: _Wanted, first: Tensor, token: Tensor, position: Tensor) -> _
         ends = torch.tensor(wanted.ends, **here)
         unfinished = ~torch.isin(first, ends)
     padding = None if wanted.padding is None else wanted.padding.to(**here)
-    column = torch.ones(1, device=token.device, dtype=torch.int64)
-    return _State(token, position.clone(), made, column, unfinished, ends, padding)
+    column = torch.zeros(1, **here)
+    return _State(made, column, position.clone(), unfinished, ends, padding)
 
 
 class _Answer:
