@@ -5,19 +5,22 @@ Tried with transformers 5.24; where a version's has other parameters, nothing is
 
 Why: between two tokens ``generate`` prepares a model's inputs in Python, Dynamo compares a hundred
 weights with those of the call before, and eight eager operators append the token and ask whether
-it was the last: 1 to 2 ms of the host's, in which a GPU has made one or two tokens. With a static
-cache, of greedy calls of models of transformers, a step is compiled that leaves the token where the
-next step reads it, so that steps follow each other without the host. It learns what they chose
-while later ones run, and throws away what follows the end.
+it was the last: 1 to 2 ms of the host's, in which a GPU has made one or two tokens. Processors that
+read all tokens get a new size with each, for which their plan is made ready anew. With a static
+cache, of models of transformers, a step is compiled that leaves the token where the next step
+reads it, and among all tokens, in memory for as many as there may be; so steps follow each other
+without Python's part. The host learns what they chose while later ones run, and throws away what
+follows the end.
 
 Until: ``generate`` does the same itself.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
@@ -26,16 +29,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tensors import devices
+from ...tensors import devices, generators
 from ...tensors.copying import start_to_host
 from ..import_hooks import around
+from . import sampling as choices
 from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling, takes
 
 _MOST_STEPS = 8
-"""Steps that are submitted together. A number of the first ones fits into each such number, so
-that what is thrown away after the end is never more than was wanted."""
+"""Steps that are submitted together, but no more than there were before: what is thrown away after
+the end is never more than what was wanted."""
 
 _KEYWORDS = {"cache", "position_ids", "use_cache", "logits_to_keep"}
+
+_READ_NO_TOKENS = "Temperature TopK TopP MinP Typical Epsilon Eta"
+_PROCESSORS = frozenset(
+    (
+        *(f"{name}LogitsWarper" for name in _READ_NO_TOKENS.split()),
+        "LogitNormalization",
+        "InfNanRemoveLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+    )
+)
+"""Those to which it is the same how often, and where, a token is among the ones so far: these are
+in memory that a prompt's first token fills."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,7 @@ class _Wanted:
     """What a call of ``_sample`` asks for.
 
     Attributes:
+        processors: of scores.
         count: tokens at most.
         ends: the tokens after which a sequence is finished.
         padding: what a finished one is continued with; None if none ends.
@@ -52,6 +69,7 @@ class _Wanted:
     input_ids: Tensor
     config: Any
     keywords: dict[str, Any]
+    processors: tuple[Any, ...]
     count: int
     ends: tuple[int, ...]
     padding: Tensor | None
@@ -76,13 +94,14 @@ def _wanted(
     own = set(OF_SAMPLE.split())
     of_model = {k: v for k, v in keywords.items() if k not in own and v is not None}
     config, streamer = keywords["generation_config"], keywords.get("streamer")
+    processors = tuple(keywords["logits_processor"])
     limits = _limits(keywords["stopping_criteria"], arguments[0])
     if (
         limits is None
-        or keywords["logits_processor"]
+        or not all(map(_takes_tokens_in_any_order, processors))
         or keywords.get("synced_gpus")
         or not (streamer is None or type(streamer).__module__.startswith("transformers."))
-        or not _is_greedy(config)
+        or not _is_for_tokens(config)
         or not of_model.keys() <= _KEYWORDS
         or not of_model.get("use_cache")
         or not _is_plain(model)
@@ -94,13 +113,22 @@ def _wanted(
     padding = config._pad_token_tensor if ends else None
     if count < 2 or (ends and padding is None):
         return None
-    return _Wanted(model, arguments[0], config, of_model, count, ends, padding, streamer)
+    return _Wanted(
+        model, arguments[0], config, of_model, processors, count, ends, padding, streamer
+    )
 
 
-def _is_greedy(config: Any) -> bool:
-    """Whether nothing but the greatest scores' tokens is wanted."""
-    others = "do_sample is_assistant return_dict_in_generate compile_config prefill_chunk_size"
+def _is_for_tokens(config: Any) -> bool:
+    """Whether nothing but tokens is wanted, in the usual way."""
+    others = "is_assistant return_dict_in_generate compile_config prefill_chunk_size"
     return not any(getattr(config, name, None) for name in others.split())
+
+
+def _takes_tokens_in_any_order(processor: Any) -> bool:
+    kind = type(processor)
+    is_known = kind.__module__ == "transformers.generation.logits_process"
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    return is_known and kind.__name__ in _PROCESSORS and ignored is None
 
 
 def _is_plain(model: Any) -> bool:
@@ -128,7 +156,7 @@ def _limits(criteria: Any, input_ids: Tensor) -> tuple[int, tuple[int, ...]] | N
     return None if most is None else (most - input_ids.shape[1], tuple(ends))
 
 
-# ---- steps
+# ---- what is compiled
 
 
 @dataclass(frozen=True)
@@ -140,6 +168,8 @@ class _State:
             that of columns.
         column: of the last one, ``[1]``.
         position: the last one's.
+        tokens: all, ``[batch, most]``, if processors are to have them.
+        count: how many of these there are, ``[1]``.
         unfinished: which sequences go on, ``[batch]``.
         ends: see `_Wanted`.
         padding: see `_Wanted`.
@@ -148,34 +178,55 @@ class _State:
     made: Tensor
     column: Tensor
     position: Tensor
+    tokens: Tensor | None
+    count: Tensor
     unfinished: Tensor | None
     ends: Tensor | None
     padding: Tensor | None
 
 
-def _step(model: Any, others: dict[str, Any], state: _State) -> None:
-    """Appends the greedy choice after a token."""
+def _scores(model: Any, others: dict[str, Any], state: _State) -> Tensor:
+    """Scores of what follows the last token, ``[batch, vocabulary]``."""
     token = state.made.index_select(1, state.column)
     outputs = model(input_ids=token, position_ids=state.position, **others, return_dict=True)
-    chosen = torch.argmax(outputs.logits[:, -1].to(torch.float32), dim=-1)
-    following = (state.column + 1) % _MOST_STEPS
-    state.made.index_copy_(1, following, _kept(chosen, state)[:, None])
-    state.column.copy_(following)
     state.position.add_(1)
+    return last_scores(outputs)
 
 
-def _kept(chosen: Tensor, state: _State) -> Tensor:
-    """The tokens, padding where a sequence is finished; notes which are."""
-    if state.unfinished is None or state.ends is None or state.padding is None:
-        return chosen
-    chosen = torch.where(state.unfinished, chosen, state.padding)
-    state.unfinished.logical_and_(~torch.isin(chosen, state.ends))
-    return chosen
+def last_scores(outputs: Any) -> Tensor:
+    """Those from which ``_sample`` chooses."""
+    scores: Tensor = outputs.logits[:, -1].to(torch.float32)
+    return scores
 
 
-_calls: ContextVar[list[tuple[Callable[..., Any], tuple[Any, ...]]] | None] = ContextVar(
-    "calls", default=None
-)
+def _greedy_step(model: Any, others: dict[str, Any], state: _State) -> None:
+    """Appends the token with the greatest score."""
+    _append(torch.argmax(_scores(model, others, state), dim=-1), state)
+
+
+def _choose(processors: Sequence[Any], kind: Any, scores: Tensor, state: _State) -> None:
+    """Appends a token that `sampling` chooses."""
+    tokens = state.made if state.tokens is None else state.tokens
+    _append(kind(processors, tokens, scores).flatten(), state)
+
+
+def _append(chosen: Tensor, state: _State) -> None:
+    """Puts tokens behind the last ones, padding where a sequence is finished; notes which are."""
+    if state.unfinished is not None and state.ends is not None and state.padding is not None:
+        chosen = torch.where(state.unfinished, chosen, state.padding)
+        state.unfinished.logical_and_(~torch.isin(chosen, state.ends))
+    following = (state.column + 1) % _MOST_STEPS
+    state.made.index_copy_(1, following, chosen[:, None])
+    state.column.copy_(following)
+    if state.tokens is not None:
+        state.tokens.index_copy_(1, state.count, chosen[:, None])
+        state.count.add_(1)
+
+
+_Call = tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]]
+"""Of a graph: what Dynamo calls, the arguments and the results."""
+
+_calls: ContextVar[list[_Call] | None] = ContextVar("calls", default=None)
 
 
 def _noting(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -185,105 +236,198 @@ def _noting(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...
     call = webgpu(module, list(inputs))
 
     def noted(*arguments: Any) -> Any:
+        results = call(*arguments)
         calls = _calls.get()
         if calls is not None:
-            calls.append((call, arguments))
-        return call(*arguments)
+            calls.append((call, arguments, results))
+        return results
 
     return noted
 
 
-_compiled: weakref.WeakKeyDictionary[Any, Callable[..., None]] = weakref.WeakKeyDictionary()
+def _compile(function: Callable[..., Any], *of: type) -> Callable[..., Any]:
+    assert isinstance(function, FunctionType)
+    # Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
+    name = "_".join((function.__name__, *(kind.__name__ for kind in of)))
+    code = function.__code__.replace(co_name=name, co_qualname=name)
+    return torch.compile(FunctionType(code, function.__globals__, name), backend=_noting)
 
 
-def _compiled_step(model: Any) -> Callable[..., None]:
-    found = _compiled.get(model)
-    if found is None:
-        # Dynamo keeps and bounds what it has compiled by the code object: each model has its own.
-        own = FunctionType(_step.__code__.replace(), _step.__globals__, _step.__name__)
-        found = _compiled[model] = torch.compile(own, backend=_noting)
+_of_models: weakref.WeakKeyDictionary[Any, dict[Callable[..., Any], Callable[..., Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    known = _of_models.setdefault(model, {})
+    if function not in known:
+        known[function] = _compile(function, type(model))
+    return known[function]
+
+
+@functools.cache
+def _compiled_choice(*processors: type) -> Callable[..., Any]:
+    return _compile(_choose, *processors)
+
+
+# ---- steps
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A call of a graph that steps make.
+
+    Attributes:
+        arguments: those that are the same in each step.
+        given: (position among the arguments, number of an earlier call of the step, position among
+            its results) of the others.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    given: tuple[tuple[int, int, int], ...]
+
+
+def _again(before: Sequence[_Call], after: Sequence[_Call]) -> list[_Again] | None:
+    """The calls of each step, if those of two steps show them."""
+    if [call for call, *_ in before] != [call for call, *_ in after]:
+        return None
+    found = []
+    for number, ((call, first, _), (_, second, _)) in enumerate(zip(before, after, strict=True)):
+        given = []
+        for position, (a, b) in enumerate(zip(first, second, strict=True)):
+            if _is_same(a, b):
+                continue
+            place = _place(a, before[:number])
+            if place is None or place != _place(b, after[:number]):
+                return None
+            given.append((position, *place))
+        found.append(_Again(call, second, tuple(given)))
     return found
-
-
-class _Steps:
-    """The steps of one call of ``generate``."""
-
-    def __init__(self, model: Any, others: dict[str, Any], state: _State) -> None:
-        self._arguments = model, others, state
-        self._compiled = _compiled_step(model)
-        self._known: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
-        self._is_same = False  # a call was as the one before
-
-    def run(self, count: int) -> None:
-        """Submits so many."""
-        from ...capture.graph.wrappers import repeat
-
-        while count and not self._is_same:
-            calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-            token = _calls.set(calls)
-            try:
-                self._compiled(*self._arguments)
-            finally:
-                _calls.reset(token)
-            count -= 1
-            if len(calls) == 1:
-                before, self._known = self._known, calls[0]
-                self._is_same = before is not None and _are_same(before, self._known)
-        if count and self._known is not None:
-            repeat(*self._known, count)
-
-
-def _are_same(before: Any, after: Any) -> bool:
-    """Whether two calls are one of the same graph with the same arguments."""
-    call, arguments = before
-    return call is after[0] and all(map(_is_same, arguments, after[1]))
 
 
 def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, (int, float)) and a == b)
 
 
-# ---- a call
+def _place(value: Any, calls: Sequence[_Call]) -> tuple[int, int] | None:
+    for number, (_, _, results) in enumerate(calls):
+        for position, result in enumerate(results):
+            if result is value:
+                return number, position
+    return None
+
+
+class _Steps:
+    """The steps of one call of ``generate``.
+
+    Args:
+        step: makes one.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._before: list[_Call] = []
+        self._known: list[_Again] | None = None
+
+    def run(self, count: int) -> None:
+        """Submits so many."""
+        from ...capture.graph.wrappers import repeat
+
+        while count and self._known is None:
+            calls: list[_Call] = []
+            token = _calls.set(calls)
+            try:
+                self._step()
+            finally:
+                _calls.reset(token)
+            self._known = _again(self._before, calls) if self._before else None
+            self._before = calls if self._known is None else []
+            count -= 1
+        if self._known is None:
+            return
+        if len(self._known) == 1:
+            repeat(self._known[0].call, self._known[0].arguments, count)
+            return
+        for _ in range(count):
+            self._repeat(self._known)
+
+    def _repeat(self, known: Sequence[_Again]) -> None:
+        results: list[Sequence[Any]] = []
+        for again in known:
+            arguments = again.arguments
+            if again.given:
+                own = list(arguments)
+                for position, number, place in again.given:
+                    own[position] = results[number][place]
+                arguments = tuple(own)
+            results.append(again.call(*arguments))
+
+
+# ---- a call of `generate`
 
 
 def _decode(wanted: _Wanted) -> Tensor:
     """The prompts with the tokens that follow them, as ``_sample`` returns them."""
-    model, ids, streamer = wanted.model, wanted.input_ids, wanted.streamer
+    model, ids = wanted.model, wanted.input_ids
     outputs = model._prefill(ids, wanted.config, wanted.keywords, is_first_iteration=True)
     keywords = model._update_model_kwargs_for_generation(outputs, wanted.keywords)
-    first = torch.argmax(outputs.logits[:, -1].to(torch.float32), dim=-1)
-    del outputs
+    # Of the step after the first token, whichever that is.
     given = model.prepare_inputs_for_generation(
-        torch.cat([ids, first[:, None]], dim=-1), next_sequence_length=1, **keywords
+        torch.cat([ids, ids[:, -1:]], dim=-1), next_sequence_length=1, **keywords
     )
-    answer = _Answer(len(ids), wanted)
     del given["input_ids"]
-    state = _state(wanted, first, given.pop("position_ids"))
+    state = _state(wanted, given.pop("position_ids"))
+    step = _step(wanted, given, state, last_scores(outputs))
+    del outputs
+    answer = _Answer(wanted)
     with model._optimize_model_for_decode():
-        steps = _Steps(model, given, state)
-        arrive = start_to_host([state.made])
+        steps = _Steps(step)
         while answer.asked < wanted.count and not answer.is_over:
-            count = min(answer.asked, _MOST_STEPS, wanted.count - answer.asked)
-            steps.run(count)
-            answer.take(arrive, count)
             arrive = start_to_host([state.made])
-        answer.take(arrive, 0)
-    if streamer is not None:
-        streamer.end()
+            count = min(answer.asked, _MOST_STEPS, wanted.count - answer.asked)
+            for part in answer.parts(count):
+                steps.run(part)
+            answer.take(arrive, count)
+        answer.take(start_to_host([state.made]), 0)
+    answer.finish()
     return torch.cat([ids, answer.tokens().to(ids.device)], dim=-1)
 
 
-def _state(wanted: _Wanted, first: Tensor, position: Tensor) -> _State:
-    here: Any = {"device": first.device, "dtype": first.dtype}
-    made = torch.zeros(len(first), _MOST_STEPS, **here)
-    made[:, 0] = first
-    unfinished = ends = None
+def _state(wanted: _Wanted, position: Tensor) -> _State:
+    """Before the first token."""
+    ids = wanted.input_ids
+    batch, length = ids.shape
+    here: Any = {"device": ids.device, "dtype": ids.dtype}
+    tokens = unfinished = ends = padding = None
+    if any("Penalty" in type(processor).__name__ for processor in wanted.processors):
+        tokens = torch.cat([ids, ids[:, :1].expand(batch, wanted.count)], dim=-1)
+        torch._dynamo.maybe_mark_dynamic(tokens, 1)
     if wanted.ends:
         ends = torch.tensor(wanted.ends, **here)
-        unfinished = ~torch.isin(first, ends)
-    padding = None if wanted.padding is None else wanted.padding.to(**here)
-    column = torch.zeros(1, **here)
-    return _State(made, column, position.clone(), unfinished, ends, padding)
+        unfinished = torch.ones(batch, device=ids.device, dtype=torch.bool)
+        padding = None if wanted.padding is None else wanted.padding.to(**here)
+    made = torch.zeros(batch, _MOST_STEPS, **here)
+    column, count = torch.full((1,), -1, **here), torch.full((1,), length, **here)
+    return _State(made, column, position.clone(), tokens, count, unfinished, ends, padding)
+
+
+def _step(
+    wanted: _Wanted, others: dict[str, Any], state: _State, scores: Tensor
+) -> Callable[[], None]:
+    """What makes a step, after the first token, which is chosen from ``scores``."""
+    model = wanted.model
+    if not (wanted.processors or wanted.config.do_sample):
+        _append(torch.argmax(scores, dim=-1), state)
+        return functools.partial(_compiled(_greedy_step, model), model, others, state)
+    choose = functools.partial(
+        _compiled_choice(*map(type, wanted.processors)),
+        wanted.processors,
+        choices.draw if wanted.config.do_sample else choices.take_greatest,
+    )
+    score = _compiled(_scores, model)
+    choose(scores, state)
+    return lambda: choose(score(model, others, state), state)
 
 
 class _Answer:
@@ -294,19 +438,32 @@ class _Answer:
         is_over: all sequences are finished.
     """
 
-    def __init__(self, batch: int, wanted: _Wanted) -> None:
+    def __init__(self, wanted: _Wanted) -> None:
         self.asked, self.is_over = 1, False
         self._known: list[Tensor] = []
         self._arriving = 1
         self._ends = torch.tensor(wanted.ends, dtype=torch.int64)
-        self._unfinished = torch.ones(batch, dtype=torch.bool)
+        self._unfinished = torch.ones(len(wanted.input_ids), dtype=torch.bool)
         self._streamer = wanted.streamer
+        self._index = wanted.input_ids.get_device()
+        # The generator's after each token, if tokens may be thrown away that have drawn from it.
+        self._states: list[Tensor] | None = None
+        if wanted.config.do_sample and wanted.ends:
+            self._states = [generators.get_rng_state(self._index)]
+
+    def parts(self, count: int) -> Iterator[int]:
+        """The numbers of steps to make at once."""
+        if self._states is None:
+            yield count
+            return
+        for _ in range(count):
+            yield 1
+            self._states.append(generators.get_rng_state(self._index))
 
     def take(self, arrive: Callable[[], list[Tensor]], submitted: int) -> None:
         """Waits for tokens that were on their way, while ``submitted`` more are made."""
         (made,) = arrive()
-        start = self.asked - self._arriving
-        for number in range(start, self.asked):
+        for number in range(self.asked - self._arriving, self.asked):
             if self.is_over:
                 break
             token = made[:, number % _MOST_STEPS].clone()
@@ -317,6 +474,15 @@ class _Answer:
             self.is_over = not self._unfinished.any()
         self.asked += submitted
         self._arriving = submitted
+
+    def finish(self) -> None:
+        """Draws of tokens that were thrown away leave no trace, if nobody has drawn since."""
+        if self._states is not None:
+            last = self._states[-1]
+            if last.equal(generators.get_rng_state(self._index)):
+                generators.set_rng_state(self._states[len(self._known) - 1], self._index)
+        if self._streamer is not None:
+            self._streamer.end()
 
     def tokens(self) -> Tensor:
         """All, on the host."""

@@ -68,13 +68,13 @@ def _process(processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tens
     return scores
 
 
-def _draw(processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tensor:
+def draw(processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tensor:
     """The next token ``[batch, 1]``, drawn as ``_sample`` draws it."""
     scores = _process(processors, input_ids, scores)
     return torch.multinomial(torch.nn.functional.softmax(scores, dim=-1), num_samples=1)
 
 
-def _take_greatest(processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tensor:
+def take_greatest(processors: _Processors, input_ids: Tensor, scores: Tensor) -> Tensor:
     """The next token ``[batch]``."""
     return torch.argmax(_process(processors, input_ids, scores), dim=-1)
 
@@ -181,7 +181,7 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
         and self._valid_auto_compile_criteria(keywords, config)
     ):
         wants_scores = config.return_dict_in_generate and config.output_scores
-        choose = _draw if config.do_sample else _take_greatest
+        choose = draw if config.do_sample else take_greatest
         keywords["logits_processor"] = _compiling_list()(
             processors,
             _process if wants_scores else choose,
