@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from torch_webgpu_compile import counters
 from torch_webgpu_compile.device import autoload
 from torch_webgpu_compile.device.eager.compiled_op import CompiledOp
-from torch_webgpu_compile.device.patches import sampling
+from torch_webgpu_compile.device.patches import decoding, sampling
 
 pytestmark = [pytest.mark.rotates(10), pytest.mark.usefixtures("fresh")]
 
@@ -187,23 +187,103 @@ def test_a_cache_that_grows_is_not_compiled_for_again_and_again():
     assert graphs_compiled() <= 3
 
 
+class _Stop(transformers.StoppingCriteria):
+    """A user's: it is asked about no token that is not wanted."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, input_ids, scores, **keywords):
+        self.lengths.append(input_ids.shape[1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 @pytest.mark.rotates(1)
-def test_little_is_done_between_tokens(monkeypatch):
-    """Position, copy of the last token, argmax, its append, and three on who is unfinished."""
+@pytest.mark.parametrize(
+    ("keywords", "most"),
+    [
+        ({}, 0),
+        # Copies of token and scores, argmax, its append, position, two of the user's, two on who is
+        # unfinished.
+        ({"stopping_criteria": [_Stop()]}, 9),
+    ],
+    ids=["steps", "user"],
+)
+def test_little_is_done_between_tokens(keywords, most, monkeypatch):
     _, model = pair("llama")
     operators = []
     run = CompiledOp.run
     monkeypatch.setattr(CompiledOp, "run", lambda *given: operators.append(1) or run(*given))
     found = []
     for count in (4, 12):
-        generate(model, prompts(), max_new_tokens=count, cache_implementation="static")
+        asked = keywords | {"cache_implementation": "static", "max_new_tokens": count}
+        generate(model, prompts(), **asked)
         operators.clear()
         counters.reset()
-        generate(model, prompts(), max_new_tokens=count, cache_implementation="static")
+        generate(model, prompts(), **asked)
         found.append((len(operators), counters.bytes_downloaded))
     (few, read), (many, also_read) = found
-    assert many - few == 8 * 7
-    assert also_read - read == 8 * 8  # the tokens, at the end
+    assert many - few == 8 * most
+    assert also_read - read <= 8 * (8 + 16)
+
+
+_WAYS = {
+    "greedy": {"do_sample": False},
+    "penalized": {"do_sample": False, "repetition_penalty": 1.3},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "sampled, penalized": {"do_sample": True, "repetition_penalty": 1.3},
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("way", _WAYS)
+def test_steps_that_follow_each_other_are_those_of_transformers(way, count, monkeypatch):
+    _, model = pair("llama")
+    together = []
+    decode = decoding._decode
+    monkeypatch.setattr(decoding, "_decode", lambda *g: together.append(1) or decode(*g))
+    given = prompts(count) | {"attention_mask": torch.ones(count, 9, dtype=torch.int64)}
+    static = {"cache_implementation": "static", "pad_token_id": 0}
+
+    def made(**keywords):
+        torch.manual_seed(3)
+        streamer = _Tokens() if count == 1 else None
+        tokens = generate(model, given, streamer=streamer, **_WAYS[way], **static, **keywords)
+        drawn = torch.webgpu.get_rng_state().tolist()
+        return tokens.tolist(), drawn, streamer and streamer.given
+
+    one_by_one = made(disable_compile=True)
+    assert not together
+    assert made() == one_by_one
+    assert len(together) == 1
+    plans = counters.plans_compiled
+    assert made() == one_by_one
+    assert counters.plans_compiled == plans
+    for number in (9, 10, 14, 22):
+        end = one_by_one[0][0][number]
+        assert made(eos_token_id=end) == made(eos_token_id=end, disable_compile=True)
+    assert not counters.fallbacks
+
+
+def test_what_a_user_added_to_a_model_sees_each_token(monkeypatch):
+    on_cpu, model = pair("llama")
+    monkeypatch.setattr(decoding, "_decode", None)  # nobody calls it
+    seen = []
+    model.model.embed_tokens.register_forward_hook(lambda *_: seen.append(1))
+    static = {"cache_implementation": "static", "max_new_tokens": 6}
+    assert generate(model, prompts(), **static).equal(generate(on_cpu, prompts(), max_new_tokens=6))
+    assert len(seen) == 6
+    model.model.embed_tokens._forward_hooks.clear()
+    asked = _Stop()
+    generate(model, prompts(), stopping_criteria=[asked], **static)
+    assert asked.lengths == list(range(10, 16))
+    scores = model.generate(
+        **{k: v.to("webgpu") for k, v in prompts().items()},
+        output_scores=True,
+        return_dict_in_generate=True,
+        **static,
+    ).scores
+    assert len(scores) == 6
 
 
 _SAMPLED = {
@@ -265,17 +345,6 @@ def test_scores_that_are_asked_for_are_tensors(monkeypatch):
     found = scores(model, cache_implementation="static")
     assert graphs_compiled() == 2
     torch.testing.assert_close(found, scores(on_cpu), rtol=1e-3, atol=1e-4)
-
-
-class _Stop(transformers.StoppingCriteria):
-    """A user's: it is asked about no token that is not wanted."""
-
-    def __init__(self):
-        self.lengths = []
-
-    def __call__(self, input_ids, scores, **keywords):
-        self.lengths.append(input_ids.shape[1])
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class _Tokens(transformers.TextStreamer):
