@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -263,6 +264,51 @@ def test_steps_that_follow_each_other_are_those_of_transformers(way, count, monk
         end = one_by_one[0][0][number]
         assert made(eos_token_id=end) == made(eos_token_id=end, disable_compile=True)
     assert not counters.fallbacks
+
+
+class _Enough(Exception):
+    """Of a user's streamer."""
+
+
+class _Patient:
+    """A user's streamer, which stops at some token."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def put(self, value):
+        self.most -= 1
+        if self.most < 0:
+            raise _Enough
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("end", [None, 12, 15, _Patient(5)], ids=["length", "3", "6", "stopped"])
+def test_a_cache_that_is_returned_has_no_token_more(end):
+    on_cpu, model = pair("llama")
+    given = prompts()["input_ids"]
+    static = {"max_new_tokens": 14, "return_dict_in_generate": True}
+
+    def made(of, cache):
+        ids = given.to(of.device)
+        asked = {"streamer": _Patient(end.most)} if isinstance(end, _Patient) else {}
+        if isinstance(end, int):
+            asked["eos_token_id"] = int(
+                on_cpu.generate(given, do_sample=False, max_new_tokens=8)[0, end]
+            )
+        with contextlib.suppress(_Enough):
+            cache = of.generate(ids, cache=cache, do_sample=False, **static, **asked).cache
+        length = cache.layers[0].cumulative_length
+        assert all(layer.cumulative_length == length for layer in cache.layers)
+        ids = torch.cat([ids, ids[:, :1].expand(1, int(length) + 3 - ids.shape[1])], dim=1)
+        more = of.generate(ids, cache=cache, do_sample=False, max_new_tokens=5)
+        return int(length), more.tolist()
+
+    size = {"max_cache_len": 40}
+    wanted = made(on_cpu, transformers.StaticCache(config=on_cpu.config, **size))
+    assert made(model, transformers.StaticCache(config=model.config, **size)) == wanted
 
 
 def test_what_a_user_added_to_a_model_sees_each_token(monkeypatch):

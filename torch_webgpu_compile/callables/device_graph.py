@@ -658,7 +658,7 @@ class DeviceGraph(CompiledGraph):
 
     # ---- out
 
-    def _count_changes(self, variant: SignatureVariant, values: list[Any]) -> None:
+    def _count_changes(self, variant: SignatureVariant, values: Sequence[Any]) -> None:
         """Increments the versions of the arguments that the call has changed."""
         changed = [values[m.position] for m in variant.mutations if not m.counted]
         counted = [tensor for tensor in changed if not tensor.is_inference()]

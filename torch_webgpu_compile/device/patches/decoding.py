@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -36,8 +37,11 @@ from . import sampling as choices
 from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling, takes
 
 _MOST_STEPS = 8
-"""Steps that are submitted together, but no more than there were before: what is thrown away after
-the end is never more than what was wanted."""
+"""Steps that are submitted together. The first ones are fewer, so that no more is thrown away after
+the end than was wanted, and so are those of a slow GPU, from which tokens come one by one."""
+
+_SECONDS = 0.05
+"""What steps that are submitted together take at most, where one does not take longer."""
 
 _KEYWORDS = {"cache", "position_ids", "use_cache", "logits_to_keep"}
 
@@ -93,14 +97,12 @@ def _wanted(
         return None
     own = set(OF_SAMPLE.split())
     of_model = {k: v for k, v in keywords.items() if k not in own and v is not None}
-    config, streamer = keywords["generation_config"], keywords.get("streamer")
-    processors = tuple(keywords["logits_processor"])
+    config, processors = keywords["generation_config"], tuple(keywords["logits_processor"])
     limits = _limits(keywords["stopping_criteria"], arguments[0])
     if (
         limits is None
         or not all(map(_takes_tokens_in_any_order, processors))
         or keywords.get("synced_gpus")
-        or not (streamer is None or type(streamer).__module__.startswith("transformers."))
         or not _is_for_tokens(config)
         or not of_model.keys() <= _KEYWORDS
         or not of_model.get("use_cache")
@@ -113,6 +115,7 @@ def _wanted(
     padding = config._pad_token_tensor if ends else None
     if count < 2 or (ends and padding is None):
         return None
+    streamer = keywords.get("streamer")
     return _Wanted(
         model, arguments[0], config, of_model, processors, count, ends, padding, streamer
     )
@@ -120,7 +123,10 @@ def _wanted(
 
 def _is_for_tokens(config: Any) -> bool:
     """Whether nothing but tokens is wanted, in the usual way."""
-    others = "is_assistant return_dict_in_generate compile_config prefill_chunk_size"
+    others = (
+        "is_assistant compile_config prefill_chunk_size output_scores output_logits "
+        "output_attentions output_hidden_states"
+    )
     return not any(getattr(config, name, None) for name in others.split())
 
 
@@ -367,10 +373,13 @@ class _Steps:
 # ---- a call of `generate`
 
 
-def _decode(wanted: _Wanted) -> Tensor:
-    """The prompts with the tokens that follow them, as ``_sample`` returns them."""
-    model, ids = wanted.model, wanted.input_ids
+def _decode(wanted: _Wanted) -> Any:
+    """What ``_sample`` returns: the prompts with the tokens that follow them."""
+    model, ids, cache = wanted.model, wanted.input_ids, wanted.keywords["cache"]
     outputs = model._prefill(ids, wanted.config, wanted.keywords, is_first_iteration=True)
+    is_returned = wanted.config.return_dict_in_generate
+    is_kept = is_returned or getattr(cache, "_is_user_defined", False)
+    lengths = [layer.cumulative_length.clone() for layer in cache.layers] if is_kept else []
     keywords = model._update_model_kwargs_for_generation(outputs, wanted.keywords)
     # Of the step after the first token, whichever that is.
     given = model.prepare_inputs_for_generation(
@@ -381,17 +390,29 @@ def _decode(wanted: _Wanted) -> Tensor:
     step = _step(wanted, given, state, last_scores(outputs))
     del outputs
     answer = _Answer(wanted)
-    with model._optimize_model_for_decode():
-        steps = _Steps(step)
-        while answer.asked < wanted.count and not answer.is_over:
-            arrive = start_to_host([state.made])
-            count = min(answer.asked, _MOST_STEPS, wanted.count - answer.asked)
-            for part in answer.parts(count):
-                steps.run(part)
-            answer.take(arrive, count)
-        answer.take(start_to_host([state.made]), 0)
+    try:
+        with model._optimize_model_for_decode():
+            _follow(answer, state, _Steps(step))
+    finally:
+        for layer, length in zip(cache.layers, lengths, strict=False):
+            layer.cumulative_length.copy_(length + (answer.count - 1))
     answer.finish()
-    return torch.cat([ids, answer.tokens().to(ids.device)], dim=-1)
+    sequences: Any = torch.cat([ids, answer.tokens().to(ids.device)], dim=-1)
+    if not is_returned:
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=sequences, cache=cache)
+
+
+def _follow(answer: _Answer, state: _State, steps: _Steps) -> None:
+    """Makes steps until the answer is over; the last ones are made while others arrive."""
+    while not answer.is_over and (count := answer.next_count()):
+        arrive = start_to_host([state.made])
+        for part in answer.parts(count):
+            steps.run(part)
+        answer.take(arrive, count)
+    answer.take(start_to_host([state.made]), 0)
 
 
 def _state(wanted: _Wanted, position: Tensor) -> _State:
@@ -434,14 +455,15 @@ class _Answer:
     """What has been chosen, as the host learns of it.
 
     Attributes:
-        asked: tokens that have been submitted.
+        count: tokens that the host knows.
         is_over: all sequences are finished.
     """
 
     def __init__(self, wanted: _Wanted) -> None:
-        self.asked, self.is_over = 1, False
+        self.is_over = False
         self._known: list[Tensor] = []
-        self._arriving = 1
+        self._most, self._asked, self._arriving = wanted.count, 1, 1
+        self._together, self._last = 1, time.perf_counter()
         self._ends = torch.tensor(wanted.ends, dtype=torch.int64)
         self._unfinished = torch.ones(len(wanted.input_ids), dtype=torch.bool)
         self._streamer = wanted.streamer
@@ -450,6 +472,15 @@ class _Answer:
         self._states: list[Tensor] | None = None
         if wanted.config.do_sample and wanted.ends:
             self._states = [generators.get_rng_state(self._index)]
+
+    @property
+    def count(self) -> int:
+        """See the class."""
+        return len(self._known)
+
+    def next_count(self) -> int:
+        """The steps to submit next, 0 if there are enough."""
+        return min(self._together, self._most - self._asked)
 
     def parts(self, count: int) -> Iterator[int]:
         """The numbers of steps to make at once."""
@@ -463,7 +494,10 @@ class _Answer:
     def take(self, arrive: Callable[[], list[Tensor]], submitted: int) -> None:
         """Waits for tokens that were on their way, while ``submitted`` more are made."""
         (made,) = arrive()
-        for number in range(self.asked - self._arriving, self.asked):
+        arrived = range(self._asked - self._arriving, self._asked)
+        self._asked += submitted
+        self._arriving = submitted
+        for number in arrived:
             if self.is_over:
                 break
             token = made[:, number % _MOST_STEPS].clone()
@@ -472,15 +506,17 @@ class _Answer:
                 self._streamer.put(token)
             self._unfinished &= ~torch.isin(token, self._ends)
             self.is_over = not self._unfinished.any()
-        self.asked += submitted
-        self._arriving = submitted
+        now = time.perf_counter()
+        is_slow, self._last = now - self._last > _SECONDS, now
+        self._together = max(1, self._together // 2) if is_slow else 2 * self._together
+        self._together = min(self._together, _MOST_STEPS)
 
     def finish(self) -> None:
         """Draws of tokens that were thrown away leave no trace, if nobody has drawn since."""
         if self._states is not None:
             last = self._states[-1]
             if last.equal(generators.get_rng_state(self._index)):
-                generators.set_rng_state(self._states[len(self._known) - 1], self._index)
+                generators.set_rng_state(self._states[self.count - 1], self._index)
         if self._streamer is not None:
             self._streamer.end()
 
