@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.aot_compile_types import SerializableCallable
     from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
     from torch._dynamo.precompile_context import BackendCacheArtifact, PrecompileContext
     from torch._dynamo.source import ConstantSource, RandomValueSource
     from torch._dynamo.utils import counters as dynamo_counters

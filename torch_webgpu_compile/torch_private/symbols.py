@@ -251,6 +251,7 @@ _REPLACED = (
         "saving less for a backward graph, where no hook reads it",
     ),
     ("torch.compiler", "_compile_session_context", "knowing that Dynamo says that it compiles"),
+    ("torch._dynamo.exc", "FailOnRecompileLimitHit Unsupported", "steps of `generate`"),
     ("torch._dynamo.callback", "callback_handler", "opening the GPU while Dynamo traces; its time"),
     ("torch._dynamo.eval_frame", "skip_code", "keeping Dynamo from hooks of optimizers"),
     (

@@ -5,7 +5,9 @@ A stored graph is made again from this module alone: it imports nothing of traci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -74,31 +76,43 @@ def unwrapped(compiled: BoxedFunction, parts: Parts | None = None) -> Callable[.
     run = getattr(compiled, "run", compiled)
 
     def call(*arguments: Any) -> Sequence[Any]:
-        results: Sequence[Any] = run(list(arguments))
+        given = list(arguments) if parts is None else taken_apart(arguments, parts)
+        results: Sequence[Any] = run(given)
+        if (calls := _calls.get()) is not None:
+            calls.append((call, arguments, results))
         return results
 
-    def call_with_parts(*arguments: Any) -> Sequence[Any]:
-        assert parts is not None
-        results: Sequence[Any] = run(taken_apart(arguments, parts))
-        return results
-
-    made: Any = call if parts is None else call_with_parts
+    made: Any = call
     made.compiled, made.parts = compiled, parts
-    return made  # type: ignore[no-any-return]
+    return call
+
+
+GraphCall = tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]]
+"""What Dynamo called, with which arguments, and the results."""
+
+_calls: ContextVar[list[GraphCall] | None] = ContextVar("calls", default=None)
+
+
+@contextmanager
+def noted_calls() -> Iterator[list[GraphCall]]:
+    """The calls of compiled graphs in this context that Dynamo makes itself."""
+    calls: list[GraphCall] = []
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
 
 
 def repeat(call: Callable[..., Any], arguments: Sequence[Any], count: int) -> None:
-    """Calls what a backend gave Dynamo ``count`` times, each on what the one before has changed.
-
-    Where Dynamo calls a graph itself, that makes the arguments' way to the GPU once.
-    """
-    again = getattr(getattr(call, "compiled", None), "repeat", None)
-    if again is None:
+    """Makes a call of `noted_calls` ``count`` times, each on what the one before has changed."""
+    made: Any = call
+    again = getattr(made.compiled, "repeat", None)
+    if again is None:  # of CPU tensors
         for _ in range(count):
             call(*arguments)
     else:
-        parts: Parts | None = call.parts  # type: ignore[attr-defined]
-        again(arguments if parts is None else taken_apart(arguments, parts), count)
+        again(arguments if made.parts is None else taken_apart(arguments, made.parts), count)
 
 
 def taken_apart(arguments: Sequence[Any], parts: Parts) -> list[Any]:

@@ -22,7 +22,6 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -30,8 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...capture.graph.wrappers import GraphCall, noted_calls, repeat
 from ...tensors import devices, generators
 from ...tensors.copying import start_to_host
+from ...torch_private import FailOnRecompileLimitHit, Unsupported
 from ..import_hooks import around
 from . import sampling as choices
 from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling, takes
@@ -229,51 +230,51 @@ def _append(chosen: Tensor, state: _State) -> None:
         state.count.add_(1)
 
 
-_Call = tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]]
-"""Of a graph: what Dynamo calls, the arguments and the results."""
+class _Compiled:
+    """A function that is compiled, as one graph if that is possible.
 
-_calls: ContextVar[list[_Call] | None] = ContextVar("calls", default=None)
+    Args:
+        of: what its name shows: Dynamo keeps and bounds what it has compiled by the code object,
+            which each has to itself, and the precompile cache by name.
+
+    Attributes:
+        is_whole: a call is one graph, and nothing besides.
+    """
+
+    def __init__(self, function: Callable[..., Any], *of: type) -> None:
+        assert isinstance(function, FunctionType)
+        name = "_".join((function.__name__, *(kind.__name__ for kind in of)))
+        code = function.__code__.replace(co_name=name, co_qualname=name)
+        self._own = FunctionType(code, function.__globals__, name)
+        self._run = torch.compile(self._own, backend=devices.NAME, fullgraph=True)
+        self.is_whole = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.is_whole:
+            return self._run(*arguments)
+        try:
+            return self._run(*arguments)
+        except (Unsupported, FailOnRecompileLimitHit):  # nothing has run
+            self._run = torch.compile(self._own, backend=devices.NAME)
+            self.is_whole = False
+            return self._run(*arguments)
 
 
-def _noting(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend, with calls of its graphs noted in `_calls`."""
-    from ...backend import webgpu  # the compiler, which takes a second
-
-    call = webgpu(module, list(inputs))
-
-    def noted(*arguments: Any) -> Any:
-        results = call(*arguments)
-        calls = _calls.get()
-        if calls is not None:
-            calls.append((call, arguments, results))
-        return results
-
-    return noted
-
-
-def _compile(function: Callable[..., Any], *of: type) -> Callable[..., Any]:
-    assert isinstance(function, FunctionType)
-    # Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
-    name = "_".join((function.__name__, *(kind.__name__ for kind in of)))
-    code = function.__code__.replace(co_name=name, co_qualname=name)
-    return torch.compile(FunctionType(code, function.__globals__, name), backend=_noting)
-
-
-_of_models: weakref.WeakKeyDictionary[Any, dict[Callable[..., Any], Callable[..., Any]]] = (
+_of_models: weakref.WeakKeyDictionary[Any, dict[Callable[..., Any], _Compiled]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _compiled(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], model: Any) -> _Compiled:
     known = _of_models.setdefault(model, {})
     if function not in known:
-        known[function] = _compile(function, type(model))
+        known[function] = _Compiled(function, type(model))
     return known[function]
 
 
 @functools.cache
-def _compiled_choice(*processors: type) -> Callable[..., Any]:
-    return _compile(_choose, *processors)
+def _compiled_choice(*processors: type) -> _Compiled:
+    return _Compiled(_choose, *processors)
 
 
 # ---- steps
@@ -294,9 +295,9 @@ class _Again:
     given: tuple[tuple[int, int, int], ...]
 
 
-def _again(before: Sequence[_Call], after: Sequence[_Call]) -> list[_Again] | None:
+def _again(before: Sequence[GraphCall], after: Sequence[GraphCall]) -> list[_Again] | None:
     """The calls of each step, if those of two steps show them."""
-    if [call for call, *_ in before] != [call for call, *_ in after]:
+    if not before or [call for call, *_ in before] != [call for call, *_ in after]:
         return None
     found = []
     for number, ((call, first, _), (_, second, _)) in enumerate(zip(before, after, strict=True)):
@@ -316,7 +317,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, (int, float)) and a == b)
 
 
-def _place(value: Any, calls: Sequence[_Call]) -> tuple[int, int] | None:
+def _place(value: Any, calls: Sequence[GraphCall]) -> tuple[int, int] | None:
     for number, (_, _, results) in enumerate(calls):
         for position, result in enumerate(results):
             if result is value:
@@ -328,26 +329,23 @@ class _Steps:
     """The steps of one call of ``generate``.
 
     Args:
+        functions: what a step calls, in this order.
         step: makes one.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self._before: list[_Call] = []
+    def __init__(self, functions: Sequence[_Compiled], step: Callable[[], None]) -> None:
+        self._functions, self._step = functions, step
+        self._before: list[GraphCall] = []
         self._known: list[_Again] | None = None
 
     def run(self, count: int) -> None:
         """Submits so many."""
-        from ...capture.graph.wrappers import repeat
-
         while count and self._known is None:
-            calls: list[_Call] = []
-            token = _calls.set(calls)
-            try:
+            with noted_calls() as calls:
                 self._step()
-            finally:
-                _calls.reset(token)
-            self._known = _again(self._before, calls) if self._before else None
+            are_all = all(f.is_whole for f in self._functions)
+            if are_all and len(calls) == len(self._functions):
+                self._known = _again(self._before, calls)
             self._before = calls if self._known is None else []
             count -= 1
         if self._known is None:
@@ -387,12 +385,12 @@ def _decode(wanted: _Wanted) -> Any:
     )
     del given["input_ids"]
     state = _state(wanted, given.pop("position_ids"))
-    step = _step(wanted, given, state, last_scores(outputs))
+    steps = _steps(wanted, given, state, last_scores(outputs))
     del outputs
     answer = _Answer(wanted)
     try:
         with model._optimize_model_for_decode():
-            _follow(answer, state, _Steps(step))
+            _follow(answer, state, steps)
     finally:
         for layer, length in zip(cache.layers, lengths, strict=False):
             layer.cumulative_length.copy_(length + (answer.count - 1))
@@ -433,22 +431,19 @@ def _state(wanted: _Wanted, position: Tensor) -> _State:
     return _State(made, column, position.clone(), tokens, count, unfinished, ends, padding)
 
 
-def _step(
-    wanted: _Wanted, others: dict[str, Any], state: _State, scores: Tensor
-) -> Callable[[], None]:
-    """What makes a step, after the first token, which is chosen from ``scores``."""
+def _steps(wanted: _Wanted, others: dict[str, Any], state: _State, scores: Tensor) -> _Steps:
+    """Those that follow the first token, which is chosen here from ``scores``."""
     model = wanted.model
     if not (wanted.processors or wanted.config.do_sample):
         _append(torch.argmax(scores, dim=-1), state)
-        return functools.partial(_compiled(_greedy_step, model), model, others, state)
-    choose = functools.partial(
-        _compiled_choice(*map(type, wanted.processors)),
-        wanted.processors,
-        choices.draw if wanted.config.do_sample else choices.take_greatest,
-    )
+        step = _compiled(_greedy_step, model)
+        return _Steps([step], functools.partial(step, model, others, state))
+    kind = choices.draw if wanted.config.do_sample else choices.take_greatest
     score = _compiled(_scores, model)
-    choose(scores, state)
-    return lambda: choose(score(model, others, state), state)
+    choose = _compiled_choice(*map(type, wanted.processors))
+    given = wanted.processors, kind
+    choose(*given, scores, state)
+    return _Steps([score, choose], lambda: choose(*given, score(model, others, state), state))
 
 
 class _Answer:
