@@ -10,9 +10,10 @@ from ... import dtypes
 from ...ir.access import Lanes, flat_environment
 from ...ir.buffers import Buffer
 from ...ir.graph import Member, RowGroup
-from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
+from ...ir.rows import choose_row_strategy, row_test
 from ...ir.scalar import Index, Load, loads_of
 from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.workgroup_memory import WorkgroupArray
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
     ONE,
