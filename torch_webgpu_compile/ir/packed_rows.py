@@ -33,7 +33,7 @@ WORKGROUP = 256
 """Invocations of a workgroup, at most: all of them use the same integers."""
 
 ROWS_BY_WIDTH = {4: 4, 8: 2}
-"""The most rows that an invocation takes, by the bits of a level: one product's; see `_rows_each`."""
+"""The most rows that an invocation takes, by the bits of a level, of one product."""
 
 _LEAST_ROWS = 256
 _LEAST_CHUNKS = 4
@@ -121,7 +121,7 @@ def choose_packed_rows(
         return None
     lanes = min(LANES, 1 << (chunks.bit_length() - 1))
     share = SHARE if subgroup * SHARE >= CHUNK else CHUNK
-    rows_each = _rows_each(rows, lanes, found, target) if subgroup >= lanes else 1
+    rows_each = _rows_each(rows, lanes, found, target)
     whole = PackedRows(found, lanes, rows_each, chunks, share)
     block = _block(whole, target, 0 if subgroup >= lanes else workgroup(target))
     return None if block is None else PackedRows(found, lanes, rows_each, block, share)
