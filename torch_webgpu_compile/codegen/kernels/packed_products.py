@@ -268,7 +268,7 @@ class PackedProducts:
             if number:
                 elements = chunk * CHUNK + number * found.group
                 point = at_element(self.group.elements, self.element_symbols, elements)
-                own = self.builder.renderer([{**self._row(row), **point}], renderer.scope)
+                own = self.builder.renderer([{**self._row(row), **point}], Scope())
             quads = range(number * of_group, (number + 1) * of_group)
             value = self._scaled(found, number, own, self._number(found, levels, quads))
             lines += [*own.scope.lines, f"{name} += unit * {value};"]
