@@ -158,8 +158,8 @@ class _Evaluation:
             case Const(int() as value):
                 return value
             case Op("cast", (Index(expr),)) | Index(expr):
-                value = substitute(expr, self.point)
-                return int(value) if value.is_constant else None
+                known = substitute(expr, self.point)
+                return int(known) if known.is_constant else None
         return None
 
 

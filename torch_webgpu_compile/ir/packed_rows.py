@@ -32,7 +32,7 @@ LANES = 32
 WORKGROUP = 256
 """Invocations of a workgroup, at most: all of them use the same integers."""
 
-ROWS_BY_WIDTH = {4: 4, 8: 2}
+ROWS_BY_WIDTH = {4: 4, 8: 1}
 """The most rows that an invocation takes, by the bits of a level, of one product."""
 
 _LEAST_ROWS = 256

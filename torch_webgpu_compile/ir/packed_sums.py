@@ -242,8 +242,9 @@ def _integer(node: Scalar, is_constant: Callable[[Scalar], bool]) -> _Affine | N
         case Op("sub" | "add" as name, (level, Const(int() as value))):
             return level, value if name == "sub" else -value, None, None
         case Op("sub" | "add" as name, (level, operand)) if is_constant(operand):
-            small = isinstance(operand, Op) and operand.name == "cast"
-            if not small or operand.args[0].dtype.bits > 16:
+            if not (isinstance(operand, Op) and operand.name == "cast"):
+                return None
+            if operand.args[0].dtype.bits > 16:
                 return None  # the difference may wrap
             moved = cast(operand, dtypes.float32)
             return level, 0, None, -moved if name == "sub" else moved

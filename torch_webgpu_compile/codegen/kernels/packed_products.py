@@ -6,13 +6,15 @@ around the statements that are made here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ... import dtypes
 from ...ir.access import ACCESS_NBYTES, VECTOR, Lanes, flat_environment, is_multiple_of
 from ...ir.graph import Member, RowGroup
 from ...ir.packed_levels import (
+    BYTES,
     CHUNK,
     LevelPart,
     Quad,
@@ -23,21 +25,27 @@ from ...ir.packed_levels import (
 )
 from ...ir.packed_rows import PLANES, SHARE, PackedRows, center, needs_sum
 from ...ir.packed_sums import PackedSum
-from ...ir.scalar import Load
+from ...ir.scalar import Load, const
 from ...ir.spaces import iteration_symbols, symbol_keys
 from ...symbolic.sizes import ZERO, Expr, Symbol, iteration, product, substitute, symbols_of
 from ..values import Scope, Text
+from ..wgsl.buffer_access import WORD_NBYTES
 from ..wgsl.literals import literal
 from ..wgsl.scalars import Renderer
 from .accumulate import Accumulator, accumulator
 from .builder import KernelBuilder
 from .rounding import Rounding
 
-_WORD_NBYTES = 4
 _SIGN_BITS = "0x80808080u"
 _SPREAD = {4: "tw_spread_nibbles", 2: "tw_spread_pairs"}
 
-Point = Mapping[Symbol, Expr]
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The scale and the offset of a group as expressions, "" for none."""
+
+    scale: str
+    offset: str
 
 
 class PackedProducts:
@@ -197,105 +205,94 @@ class PackedProducts:
         return [f"let row{k} = min(first_row + {k}, {last});" for k in places]
 
     def _products(self) -> list[str]:
-        """Statements that add a chunk's products to the accumulators: loads first."""
-        scope = Scope()
+        """Statements that add a chunk's products to the accumulators, all loads first."""
         chunk = self.part * self.packed.block + iteration("c", self.packed.block)
-        work = [
-            (found, row, self._at(chunk, row))
-            for found in self.packed.found.sums
-            for row in range(self.packed.rows_each)
-        ]
-        words = [[self._words(part, *at) for part in s.levels.parts] for s, _, at in work]
-        lines = [line for renderer in (at[0] for _, _, at in work) for line in renderer.scope.lines]
-        for _, _, (renderer, _) in work:
-            renderer.scope.lines = []
-        for (found, row, (renderer, _)), own in zip(work, words, strict=True):
-            lines += self._sum(found, row, renderer, own, chunk)
-        return [*scope.lines, *lines]
+        loads: list[str] = []
+        scales: list[str] = []
+        sums: list[str] = []
+        for found in self.packed.found.sums:
+            for row in range(self.packed.rows_each):
+                renderer = self._renderer(chunk * CHUNK, row)
+                words = [self._words(part, chunk, row, renderer) for part in found.levels.parts]
+                loads += _taken(renderer)
+                scaled = []
+                for number in range(CHUNK // found.group):
+                    own = self._renderer(chunk * CHUNK + number * found.group, row)
+                    scaled.append(_Group(*self._scale_and_offset(found, own)))
+                    scales += _taken(own)
+                sums += self._sum(found, row, words, scaled, renderer)
+        return [*loads, *scales, *sums]
 
-    def _at(self, chunk: Expr, row: int) -> tuple[Renderer, Point]:
-        """What renders at the first element of a chunk of a row, and the symbols' values there."""
-        (symbol,) = symbols_of(chunk_of(self.length)) or (None,)
-        elements = at_element(self.group.elements, self.element_symbols, chunk * CHUNK)
-        point = {**self._row(row), **elements}
-        renderer = self.builder.renderer([point], Scope())
-        return renderer, point if symbol is None else {**point, symbol: chunk}
+    def _renderer(self, element: Expr, row: int) -> Renderer:
+        """What renders at one element of one of an invocation's rows."""
+        elements = at_element(self.group.elements, self.element_symbols, element)
+        return self.builder.renderer([{**self._row(row), **elements}], Scope())
 
-    def _words(self, part: LevelPart, renderer: Renderer, point: Point) -> list[str]:
+    def _words(self, part: LevelPart, chunk: Expr, row: int, renderer: Renderer) -> list[str]:
         """The words of a chunk as expressions, in loads as wide as they can be."""
-        buffer, dtype = part.load.buffer, part.load.dtype
-        address = substitute(part.address, point)
-        of_access = ACCESS_NBYTES // dtype.itemsize
+        buffer, itemsize = part.load.buffer, part.load.dtype.itemsize
+        number = dict.fromkeys(symbols_of(chunk_of(self.length)), chunk)
+        address = substitute(part.address, {**self._row(row), **number})
         bindings = self.builder.bindings
-        bindings_dtype = dtypes.uint32
+        is_whole, of_access = itemsize == WORD_NBYTES, ACCESS_NBYTES // itemsize
         words: list[str] = []
-        whole = dtype.itemsize == _WORD_NBYTES
         if part.words % VECTOR == 0 and is_multiple_of(address, of_access):
-            function = bindings.function(buffer, "load4" if whole else "words")
+            function = bindings.function(buffer, "load4" if is_whole else "words")
             for k in range(part.words // VECTOR):
                 code = f"{function}({self.builder.index(address // of_access + k)})"
-                code = f"bitcast<vec4<u32>>({code})" if whole else code
-                name = renderer.let(code, VECTOR, bindings_dtype).code
+                code = f"bitcast<vec4<u32>>({code})" if is_whole else code
+                name = renderer.let(code, VECTOR, dtypes.uint32).code
                 words += [f"{name}.{c}" for c in "xyzw"]
         else:
-            function = bindings.function(buffer, "load" if whole else "word")
-            first = address // (_WORD_NBYTES // dtype.itemsize)
+            function = bindings.function(buffer, "load" if is_whole else "word")
             for k in range(part.words):
-                code = f"{function}({self.builder.index(first + k)})"
-                code = f"bitcast<u32>({code})" if whole else code
-                words.append(renderer.let(code, 1, bindings_dtype).code)
+                place = address // (WORD_NBYTES // itemsize) + k
+                code = f"{function}({self.builder.index(place)})"
+                code = f"bitcast<u32>({code})" if is_whole else code
+                words.append(renderer.let(code, 1, dtypes.uint32).code)
         bindings.gather(part.load, False)
         return words
+
+    def _scale_and_offset(self, found: PackedSum, renderer: Renderer) -> tuple[str, str]:
+        """The scale of a group, and what is added for each unit of the factor; "" for none."""
+        scale, offset = found.scale, found.offset
+        if needs_sum(found):
+            rest = float(center(found) - found.zero)
+            if rest:
+                own = const(rest, dtypes.float32) if scale is None else scale * rest
+                offset = own if offset is None else offset + own
+        codes = ("" if part is None else renderer.render(part).code for part in (scale, offset))
+        return next(codes), next(codes)
 
     def _sum(
         self,
         found: PackedSum,
         row: int,
-        renderer: Renderer,
         words: Sequence[Sequence[str]],
-        chunk: Expr,
+        groups: Sequence[_Group],
+        renderer: Renderer,
     ) -> list[str]:
         """Statements that add the products of a chunk of one row."""
         levels = [
             renderer.let(self._levels(found, quad, words, renderer), 1, dtypes.uint32).code
             for quad in quads_of(self._order)
         ]
-        lines, renderer.scope.lines = renderer.scope.lines, []
-        name = self.name(found.output, row)
-        of_group = found.group // VECTOR
-        for number in range(CHUNK // found.group):
-            own = renderer
-            if number:
-                elements = chunk * CHUNK + number * found.group
-                point = at_element(self.group.elements, self.element_symbols, elements)
-                own = self.builder.renderer([{**self._row(row), **point}], Scope())
-            quads = range(number * of_group, (number + 1) * of_group)
-            value = self._scaled(found, number, own, self._number(found, levels, quads))
-            lines += [*own.scope.lines, f"{name} += unit * {value};"]
-            own.scope.lines = []
+        lines = _taken(renderer)
+        count = found.group // BYTES
+        for number, group in enumerate(groups):
+            code = self._number(found, levels, range(number * count, (number + 1) * count))
+            if group.scale:
+                code = f"{code} * {group.scale}"
+            if group.offset:
+                code = f"{code} + {group.offset} * {self._total(found, number)}"
+            lines.append(f"{self.name(found.output, row)} += unit * ({code});")
         return lines
-
-    def _scaled(self, found: PackedSum, number: int, renderer: Renderer, code: str) -> str:
-        """A group's sum with its scale and its offset, in units of the factor."""
-        scale, offset = found.scale, found.offset
-        if scale is not None:
-            code = f"{code} * {renderer.render(scale).code}"
-        if not needs_sum(found):
-            return f"({code})"
-        rest = float(center(found) - found.zero)
-        if scale is None and rest:
-            constant = literal_of(rest)
-            whole = constant if offset is None else f"({renderer.render(offset).code} + {constant})"
-        else:
-            terms = [] if offset is None else [offset]
-            terms += [] if scale is None or not rest else [scale * rest]
-            whole = renderer.render(terms[0] if len(terms) == 1 else terms[0] + terms[1]).code
-        return f"({code} + {whole} * {self._total(found, number)})"
 
     def _total(self, found: PackedSum, number: int) -> str:
         """The sum of the factor's integers in a group."""
         count = found.group // self.packed.group
-        return "(" + " + ".join(f"total{number * count + k}" for k in range(count)) + ")"
+        totals = [f"total{number * count + k}" for k in range(count)]
+        return totals[0] if count == 1 else f"({' + '.join(totals)})"
 
     def _number(self, found: PackedSum, levels: Sequence[str], quads: range) -> str:
         """The products of levels with the factor's integers, as a float32."""
@@ -343,6 +340,10 @@ def _masked(word: str, left: int, width: int, shift: int) -> str:
 
 def literal_of(value: float) -> str:
     """A float32 in WGSL."""
-    from ...ir.scalar import Const
+    return literal(const(value, dtypes.float32))
 
-    return literal(Const(value, dtypes.float32))
+
+def _taken(renderer: Renderer) -> list[str]:
+    """The statements of a renderer, which are printed by whoever takes them."""
+    lines, renderer.scope.lines = renderer.scope.lines, []
+    return lines

@@ -95,8 +95,10 @@ class RowKernel:
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
         order = memory_order(group.members, self.row_symbols, buffers)
-        packed, size = strategy.packed, self.tiling.workgroup
-        self.products = packed and PackedProducts(group, builder, packed, order, size)
+        self.products: PackedProducts | None = None
+        if strategy.packed is not None:
+            size = self.tiling.workgroup
+            self.products = PackedProducts(group, builder, strategy.packed, order, size)
         row_env = flat_environment(self.row_symbols, iteration("row", self.rows), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
