@@ -7,7 +7,6 @@ extracts is known then, and can be extracted for four elements at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +35,12 @@ _PAIR = 2 * BYTES
 Quad = tuple[int, int, int, int]
 """Four elements of a chunk, in the order of the bytes of a word."""
 
+# Of bytes, and of fields of four bits, of which a byte has two.
+_ORDERS: tuple[tuple[Quad, Quad], ...] = (
+    ((0, 1, 2, 3), (4, 5, 6, 7)),
+    ((0, 2, 4, 6), (1, 3, 5, 7)),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LevelPart:
@@ -63,7 +68,7 @@ class Levels:
     """The levels of a chunk: integers of at most eight bits.
 
     Attributes:
-        parts: that together have all bits; the first one decides the order.
+        parts: that together have all bits.
         width: bits.
         signed: whether they are in two's complement.
         order: the two quads of which each eight elements consist, by numbers below eight.
@@ -205,13 +210,8 @@ def _levels(numbers: Sequence[_Bits], buffers: Mapping[str, Buffer]) -> Levels |
         if part is None:
             return None
         parts.append(part)
-    order = _order(parts[0])
-    if order is None:
-        return None
-    quads = quads_of(order)
-    if any(spacing(part, quad) is None for part in parts for quad in quads):
-        return None
-    return Levels(tuple(parts), width, signed, order)
+    order = _order(parts)
+    return None if order is None else Levels(tuple(parts), width, signed, order)
 
 
 _Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
@@ -260,21 +260,16 @@ def _part(lowest: Sequence[_Bit | None], width: int, shift: int) -> LevelPart | 
     return LevelPart(load, address, max(places) // _WORD + 1, places, width, shift)
 
 
-def _order(part: LevelPart) -> tuple[Quad, Quad] | None:
-    """The quads of eight elements of which a word has its bits at the same place of each byte."""
-    together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for element, place in enumerate(part.places):
-        together[place // _WORD, place % 8].append(element)
-    found: list[tuple[Quad, Quad]] = []
-    groups = [sorted(g, key=lambda e: part.places[e]) for _, g in sorted(together.items())]
-    for start in range(0, CHUNK, _PAIR):
-        quads = [tuple(e - start for e in g) for g in groups if start <= g[0] < start + _PAIR]
-        if len(quads) != 2 or sorted((*quads[0], *quads[1])) != list(range(_PAIR)):
-            return None
-        if any(len(quad) != BYTES for quad in quads):
-            return None
-        found.append((quads[0], quads[1]))  # type: ignore[arg-type]
-    return found[0] if all(pair == found[0] for pair in found) else None
+def _order(parts: Sequence[LevelPart]) -> tuple[Quad, Quad] | None:
+    """The quads in which most of the parts are in bytes of words as they are."""
+    found: tuple[Quad, Quad] | None = None
+    most = 0
+    for order in _ORDERS:
+        steps = [spacing(part, quad) for part in parts for quad in quads_of(order)]
+        total = 0 if None in steps else sum(step or 0 for step in steps)
+        if total > most:
+            found, most = order, total
+    return found
 
 
 def quads_of(order: tuple[Quad, Quad]) -> list[Quad]:
