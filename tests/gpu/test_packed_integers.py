@@ -66,13 +66,14 @@ def of_gguf(name: str) -> Callable[[int, int], tuple[Product, Tensor]]:
     return make
 
 
+GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 FORMATS: dict[str, Callable[[int, int], tuple[Product, Tensor]]] = {
     "int4": of_int4,
     "int4 in groups of 16": of_int4_in_small_groups,
     "int4 in tiles": of_tiles,
     "int8": of_bytes,
     "uint8": of_unsigned_bytes,
-    **{name: of_gguf(name) for name in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")},
+    **{name: of_gguf(name) for name in GGUF},
 }
 
 
@@ -105,18 +106,22 @@ def check(function: Product, weight: Tensor, x: Tensor) -> None:
 SHAPES = [(300, 2048), (3205, 1024), (256, 8192), (260, 8448), (256, 256)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["int4", "int8", "Q6_K"])
+def test_shapes(name: str, shape: tuple[int, int]) -> None:
+    function, weight = FORMATS[name](*shape)
+    check(function, weight, torch.randn(1, shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    rows, columns = shape
-    rows = rows // 8 * 8 if name == "int4 in tiles" else rows
-    function, weight = FORMATS[name](rows, columns)
-    check(function, weight, torch.randn(1, columns).to(dtype))
+def test_formats(name: str, dtype: torch.dtype) -> None:
+    function, weight = FORMATS[name](264, 1024)
+    check(function, weight, torch.randn(1, 1024).to(dtype))
 
 
-@pytest.mark.parametrize("columns", [672, 1056, 4128])
-@pytest.mark.parametrize("name", ["int4", "int8", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("columns", [672, 4128])
+@pytest.mark.parametrize("name", ["int4", "int8", "Q4_0"])
 def test_odd_numbers_of_chunks(name: str, columns: int) -> None:
     function, weight = FORMATS[name](261, columns)
     check(function, weight, torch.randn(1, columns))
@@ -184,8 +189,7 @@ def test_bias_and_residual(name: str) -> None:
     assert ((got - wanted).abs() <= 1e-5 * (1 + wanted.abs())).all()
 
 
-@pytest.mark.parametrize("columns", [512, 8192])
-@pytest.mark.parametrize("rows", [256, 3216])
+@pytest.mark.parametrize(("rows", "columns"), [(256, 8192), (3216, 1024)])
 @pytest.mark.parametrize("name", ["int4", "int8", "Q4_K", "Q6_K"])
 def test_gate_and_up(name: str, rows: int, columns: int) -> None:
     """Both products of one norm, whose statistic is a float beside them, in one kernel."""
