@@ -10,9 +10,9 @@ H200 the products of an int4 weight of 8192 × 2048 take 6.3 µs so, and 9.4 of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..symbolic.sizes import Expr, product
+from ..symbolic.sizes import product
 from ..target import Target
 from .buffers import Buffer
 from .graph import RowGroup
@@ -27,13 +27,16 @@ SHARE = 8
 """Elements of the factor that an invocation turns into integers, of a chunk that several do."""
 
 LANES = 32
-"""Invocations that share a row, at most."""
+"""Invocations that share a row, at least: fewer only if chunks are; more where rows are few."""
 
 WORKGROUP = 256
 """Invocations of a workgroup, at most: all of them use the same integers."""
 
 ROWS_BY_WIDTH = {4: 4, 8: 1}
-"""The most rows that an invocation takes, by the bits of a level, of one product."""
+"""The most rows that an invocation takes, by the bits of a level: powers of two."""
+
+MOST_SUMS = 8
+"""Sums that an invocation computes at a time, of all its rows and products."""
 
 _LEAST_ROWS = 256
 _LEAST_CHUNKS = 4
@@ -119,12 +122,11 @@ def choose_packed_rows(
     found = packed_sums(group, buffers)
     if found is None:
         return None
-    lanes = min(LANES, 1 << (chunks.bit_length() - 1))
+    lanes, rows_each = _lanes_and_rows(int(rows), chunks, found, target)
     share = SHARE if subgroup * SHARE >= CHUNK else CHUNK
-    rows_each = _rows_each(rows, lanes, found, target)
     whole = PackedRows(found, lanes, rows_each, chunks, share)
     block = _block(whole, target, 0 if subgroup >= lanes else workgroup(target))
-    return None if block is None else PackedRows(found, lanes, rows_each, block, share)
+    return None if block is None else replace(whole, block=block)
 
 
 def workgroup(target: Target) -> int:
@@ -132,17 +134,31 @@ def workgroup(target: Target) -> int:
     return min(WORKGROUP, target.max_workgroup_invocations)
 
 
-def _rows_each(rows: Expr, lanes: int, found: PackedSums, target: Target) -> int:
-    """Rows of an invocation: those of several products count as many."""
-    width = max(levels.levels.width for levels in found.sums)
-    most = max(count for bits, count in ROWS_BY_WIDTH.items() if width <= bits)
-    most = max(1, most // len(found.sums))
-    side_by_side = workgroup(target) // lanes
-    # As many workgroups as half of the multiprocessors have two of.
-    wanted = target.machine.multiprocessors * 3 // 2
-    while most > 1 and int(rows) < wanted * most * side_by_side:
-        most //= 2
-    return most
+def _lanes_and_rows(rows: int, chunks: int, found: PackedSums, target: Target) -> tuple[int, int]:
+    """The most rows for an invocation with which there are enough workgroups, and lanes of a row.
+
+    Where rows are few, more lanes share one: a scale's neighbours are often of other rows, and are
+    loaded with it.
+    """
+    width = max(own.levels.width for own in found.sums)
+    each = max(count for bits, count in ROWS_BY_WIDTH.items() if width <= bits)
+    least = lanes = min(LANES, 1 << (chunks.bit_length() - 1), workgroup(target))
+    while each >= 1:
+        fits = rows % each == 0 and each * len(found.sums) <= MOST_SUMS
+        lanes = least
+        while fits and 2 * lanes <= min(chunks, workgroup(target)):
+            if rows * lanes >= _wanted(target) * each * workgroup(target):
+                break
+            lanes *= 2
+        if fits and rows * lanes >= _wanted(target) * each * workgroup(target):
+            return lanes, each
+        each //= 2
+    return lanes, 1
+
+
+def _wanted(target: Target) -> int:
+    """Workgroups: one for each multiprocessor, but for a few that may be idle."""
+    return target.machine.multiprocessors * 7 // 8
 
 
 def _block(whole: PackedRows, target: Target, exchanging: int) -> int | None:

@@ -129,7 +129,7 @@ class PackedProducts:
             "vectors": values,
             "order": [[(e // VECTOR, "xyzw"[e % VECTOR]) for e in quad] for quad in self._order],
             "statistics": statistics,
-            "rows": self._rows(),
+            "row_sets": self.builder.index(self.rows // packed.rows_each),
             "products": self._products(),
         }
 
@@ -195,14 +195,10 @@ class PackedProducts:
     # -- rows of weights -------------------------------------------------------------------------
 
     def _row(self, number: int) -> dict[Symbol, Expr]:
-        flat = iteration(f"row{number}", self.rows)
+        """The values of the symbols of rows at one of those that an invocation takes."""
+        each = self.packed.rows_each
+        flat = iteration("row_set", self.rows // each) * each + number
         return flat_environment(self.row_symbols, flat, self.order)
-
-    def _rows(self) -> list[str]:
-        """Statements that name an invocation's rows; beyond the last one it is repeated."""
-        last = self.builder.index(self.rows - 1)
-        places = range(self.packed.rows_each)
-        return [f"let row{k} = min(first_row + {k}, {last});" for k in places]
 
     def _products(self) -> list[str]:
         """Statements that add a chunk's products to the accumulators, all loads first."""
@@ -210,23 +206,45 @@ class PackedProducts:
         loads: list[str] = []
         scales: list[str] = []
         sums: list[str] = []
+        rows = range(self.packed.rows_each)
         for found in self.packed.found.sums:
-            for row in range(self.packed.rows_each):
-                renderer = self._renderer(chunk * CHUNK, row)
-                words = [self._words(part, chunk, row, renderer) for part in found.levels.parts]
+            renderers = [self._renderer(chunk * CHUNK, [row]) for row in rows]
+            words = [
+                [self._words(part, chunk, row, renderer) for part in found.levels.parts]
+                for row, renderer in zip(rows, renderers, strict=True)
+            ]
+            for renderer in renderers:
                 loads += _taken(renderer)
-                scaled = []
-                for number in range(CHUNK // found.group):
-                    own = self._renderer(chunk * CHUNK + number * found.group, row)
-                    scaled.append(_Group(*self._scale_and_offset(found, own)))
-                    scales += _taken(own)
-                sums += self._sum(found, row, words, scaled, renderer)
+            groups, lines = self._groups(found, chunk)
+            scales += lines
+            for row, renderer in zip(rows, renderers, strict=True):
+                sums += self._sum(found, row, words[row], groups[row], renderer)
         return [*loads, *scales, *sums]
 
-    def _renderer(self, element: Expr, row: int) -> Renderer:
-        """What renders at one element of one of an invocation's rows."""
+    def _groups(self, found: PackedSum, chunk: Expr) -> tuple[list[list[_Group]], list[str]]:
+        """Scales and offsets of a chunk by row and group, and the statements before them.
+
+        Of four rows they are computed together: where a scale's neighbours are of other rows, one
+        access has all of them.
+        """
+        rows = [*range(self.packed.rows_each)]
+        together = [rows] if len(rows) == VECTOR else [[row] for row in rows]
+        groups: list[list[_Group]] = [[] for _ in rows]
+        lines: list[str] = []
+        for number in range(CHUNK // found.group):
+            for some in together:
+                own = self._renderer(chunk * CHUNK + number * found.group, some)
+                scale, offset = self._scale_and_offset(found, own)
+                lines += _taken(own)
+                for place, row in enumerate(some):
+                    codes = ("" if t is None else t.lane(place) for t in (scale, offset))
+                    groups[row].append(_Group(*codes))
+        return groups, lines
+
+    def _renderer(self, element: Expr, rows: Sequence[int]) -> Renderer:
+        """What renders at one element of some of an invocation's rows."""
         elements = at_element(self.group.elements, self.element_symbols, element)
-        return self.builder.renderer([{**self._row(row), **elements}], Scope())
+        return self.builder.renderer([{**self._row(row), **elements} for row in rows], Scope())
 
     def _words(self, part: LevelPart, chunk: Expr, row: int, renderer: Renderer) -> list[str]:
         """The words of a chunk as expressions, in loads as wide as they can be."""
@@ -253,16 +271,18 @@ class PackedProducts:
         bindings.gather(part.load, False)
         return words
 
-    def _scale_and_offset(self, found: PackedSum, renderer: Renderer) -> tuple[str, str]:
-        """The scale of a group, and what is added for each unit of the factor; "" for none."""
+    def _scale_and_offset(
+        self, found: PackedSum, renderer: Renderer
+    ) -> tuple[Text | None, Text | None]:
+        """The scale of a group, and what is added for each unit of the factor."""
         scale, offset = found.scale, found.offset
         if needs_sum(found):
             rest = float(center(found) - found.zero)
             if rest:
                 own = const(rest, dtypes.float32) if scale is None else scale * rest
                 offset = own if offset is None else offset + own
-        codes = ("" if part is None else renderer.render(part).code for part in (scale, offset))
-        return next(codes), next(codes)
+        scale_text = None if scale is None else renderer.render(scale)
+        return scale_text, None if offset is None else renderer.render(offset)
 
     def _sum(
         self,
