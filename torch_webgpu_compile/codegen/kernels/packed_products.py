@@ -297,16 +297,19 @@ class PackedProducts:
             renderer.let(self._levels(found, quad, words, renderer), 1, dtypes.uint32).code
             for quad in quads_of(self._order)
         ]
-        lines = _taken(renderer)
         count = found.group // BYTES
+        terms = []  # an infinite unit times the 0 of a group without infinity would be NaN
         for number, group in enumerate(groups):
             code = self._number(found, levels, range(number * count, (number + 1) * count))
             if group.scale:
                 code = f"{code} * {group.scale}"
             if group.offset:
                 code = f"{code} + {group.offset} * {self._total(found, number)}"
-            lines.append(f"{self.name(found.output, row)} += unit * ({code});")
-        return lines
+            terms.append(code)
+        return [
+            *_taken(renderer),
+            f"{self.name(found.output, row)} += unit * ({' + '.join(terms)});",
+        ]
 
     def _total(self, found: PackedSum, number: int) -> str:
         """The sum of the factor's integers in a group."""
