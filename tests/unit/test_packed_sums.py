@@ -206,8 +206,9 @@ def strategy_of(rows: int, columns: int, target: Target = WIDE, group: int = 32)
 
 
 def test_invocations_take_several_of_many_rows() -> None:
-    strategies = map(partial(strategy_of, columns=2048), (256, 2048, 4096, 8192))
-    assert [s.packed.rows_each for s in strategies if s.packed] == [1, 1, 2, 4]
+    strategies = map(partial(strategy_of, columns=2048), (256, 1024, 2048, 8190, 8192))
+    chosen = [(s.packed.rows_each, s.packed.lanes) for s in strategies if s.packed]
+    assert chosen == [(1, 64), (2, 64), (4, 64), (2, 32), (4, 32)]
 
 
 def test_few_rows_are_computed_as_they_were() -> None:
@@ -221,9 +222,8 @@ def test_blocks_fit_into_workgroup_memory(columns: int, target: Target) -> None:
     packed = strategy.packed
     assert packed is not None
     chunks = columns // CHUNK
-    assert packed.lanes == min(32, 1 << (chunks.bit_length() - 1))
+    assert packed.lanes == min(64, 1 << (chunks.bit_length() - 1))
     nbytes = sum(array.nbytes for array in strategy.arrays(strategy.tiling.workgroup))
     assert nbytes <= 16 << 10
-    # Blocks are about as full as each other.
     blocks = -(-chunks // packed.block)
     assert packed.block - -(-chunks // blocks) < packed.lanes

@@ -26,8 +26,11 @@ PLANES = 3
 SHARE = 8
 """Elements of the factor that an invocation turns into integers, of a chunk that several do."""
 
-LANES = 32
-"""Invocations that share a row, at least: fewer only if chunks are; more where rows are few."""
+LANES, MOST_LANES = 32, 64
+"""Invocations that share a row: the fewest, unless there are fewer chunks; the most, of few rows.
+
+With more, a workgroup has so few rows that it takes longer to make integers than to use them.
+"""
 
 WORKGROUP = 256
 """Invocations of a workgroup, at most: all of them use the same integers."""
@@ -142,18 +145,16 @@ def _lanes_and_rows(rows: int, chunks: int, found: PackedSums, target: Target) -
     """
     width = max(own.levels.width for own in found.sums)
     each = max(count for bits, count in ROWS_BY_WIDTH.items() if width <= bits)
-    least = lanes = min(LANES, 1 << (chunks.bit_length() - 1), workgroup(target))
-    while each >= 1:
-        fits = rows % each == 0 and each * len(found.sums) <= MOST_SUMS
-        lanes = least
-        while fits and 2 * lanes <= min(chunks, workgroup(target)):
-            if rows * lanes >= _wanted(target) * each * workgroup(target):
-                break
-            lanes *= 2
-        if fits and rows * lanes >= _wanted(target) * each * workgroup(target):
-            return lanes, each
+    most = min(MOST_LANES, 1 << (chunks.bit_length() - 1), workgroup(target))
+    least = min(LANES, most)
+    wanted = _wanted(target) * workgroup(target)
+    while each > 1:
+        if rows % each == 0 and each * len(found.sums) <= MOST_SUMS:
+            for lanes in (least, most):
+                if rows * lanes >= wanted * each:
+                    return lanes, each
         each //= 2
-    return lanes, 1
+    return least if rows * least >= wanted else most, 1
 
 
 def _wanted(target: Target) -> int:
