@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_webgpu_compile import wgsl_op
+from torch_webgpu_compile.torch_ops import int4
 
 randn = torch.randn
 
@@ -110,6 +111,15 @@ GRAPHS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], bool]] = {
     "packed_and_masked": (
         lambda x: F.pad(torch.cat([x, x[:, 1:]], 1), (1, 2)) > 1,
         [torch.zeros(3, 5, dtype=torch.uint8)],
+        False,
+    ),
+    "packed_weight": (
+        int4.linear,
+        [
+            torch.zeros(1, 256, dtype=torch.bfloat16),
+            torch.zeros(260, 128, dtype=torch.int8),
+            *torch.zeros(2, 8, 260, dtype=torch.bfloat16),
+        ],
         False,
     ),
     "user_operators": (user_operators, [randn(10)], True),

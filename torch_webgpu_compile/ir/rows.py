@@ -5,8 +5,7 @@ The scheduler asks it which row groups fit in one kernel together; code generati
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -30,8 +29,11 @@ from .access import (
 )
 from .buffers import Buffer
 from .graph import Member, RowGroup
+from .packed_rows import PackedRows, choose_packed_rows
+from .packed_rows import workgroup as packed_workgroup
 from .scalar import Index, Load, Op, Scalar, children, loads_of, rewrite
 from .spaces import numbered
+from .workgroup_memory import WorkgroupArray, shared_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +79,6 @@ class ShiftedSum:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkgroupArray:
-    """An array in workgroup memory: the WGSL type of its elements, and their number and size."""
-
-    type: str
-    length: int
-    itemsize: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of workgroup memory."""
-        return self.length * self.itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class RowStrategy:
     """How a kernel computes a row group.
 
@@ -103,6 +91,7 @@ class RowStrategy:
             work. It needs one known subgroup size, and rows that are runs of invocations. 64-bit
             and bool values are not shuffled everywhere.
         exchanged: (WGSL type, bytes) of each variable that invocations exchange, by passes.
+        packed: how products with packed weights are computed by integers; None for others.
     """
 
     tiling: RowTiling
@@ -112,9 +101,15 @@ class RowStrategy:
     passes: int
     subgroup: int
     exchanged: tuple[tuple[str, int], ...]
+    packed: PackedRows | None = None
 
     def arrays(self, workgroup: int) -> tuple[WorkgroupArray, ...]:
-        """The memory of a workgroup of so many invocations: one array for each of `exchanged`."""
+        """The memory of a workgroup of so many invocations: of `exchanges`, then of `packed`."""
+        packed = () if self.packed is None else self.packed.arrays().values()
+        return (*self.exchanges(workgroup), *packed)
+
+    def exchanges(self, workgroup: int) -> tuple[WorkgroupArray, ...]:
+        """One array for each of `exchanged`, where shuffles do not suffice."""
         threads, subgroup = self.tiling.threads, self.subgroup or 1
         if threads <= subgroup:
             return ()
@@ -132,6 +127,10 @@ def choose_row_strategy(
     depth = _passes_needed(group, {})
     passes = _passes(members, depth)
     final_pass = any(m.store and m.output in varying for m in members)
+    if passes == 1 and not final_pass:
+        packed = choose_packed_rows(group, buffers, target, target.subgroup_size)
+        if packed is not None:
+            return _packed_strategy(packed, varying, depth, target)
     bodies = [m.body for m in members]
     given = {name: buffer for name, buffer in buffers.items() if name not in computed}
     elements = numbered("r", group.elements)
@@ -177,6 +176,16 @@ def choose_row_strategy(
         target.subgroup_size if shuffled else 0,
         tuple(_exchanged(members, depth, sums, target)),
     )
+
+
+def _packed_strategy(
+    packed: PackedRows, varying: frozenset[str], depth: Mapping[str, int], target: Target
+) -> RowStrategy:
+    lanes = packed.lanes
+    tiling = RowTiling(lanes, packed_workgroup(target) // lanes, True, 1, None, 1)
+    count = len(packed.found.sums) * packed.rows_each + len(packed.found.statistics)
+    exchanged = (workgroup_type(dtypes.float32),) * count
+    return RowStrategy(tiling, varying, {}, depth, 1, target.subgroup_size, exchanged, packed)
 
 
 def _passes(members: Sequence[Member], depth: Mapping[str, int]) -> int:
@@ -227,31 +236,6 @@ def joint_workgroup(strategies: Sequence[RowStrategy], target: Target) -> int:
     """
     own = [strategy.tiling.workgroup for strategy in strategies]
     return max(own, default=target.workgroup_invocations)
-
-
-def shared_arrays(
-    wanted: Iterable[Sequence[WorkgroupArray]],
-) -> dict[tuple[str, int], WorkgroupArray]:
-    """The arrays that serve any of several parts: a workgroup computes only one of them.
-
-    By their type and their number among those of a type.
-    """
-    found: dict[tuple[str, int], WorkgroupArray] = {}
-    for arrays in wanted:
-        for key, array in zip(array_keys(arrays), arrays, strict=True):
-            if key not in found or found[key].length < array.length:
-                found[key] = array
-    return found
-
-
-def array_keys(arrays: Sequence[WorkgroupArray]) -> list[tuple[str, int]]:
-    """The key of each of a part's arrays in `shared_arrays`."""
-    counts: Counter[str] = Counter()
-    keys = []
-    for array in arrays:
-        keys.append((array.type, counts[array.type]))
-        counts[array.type] += 1
-    return keys
 
 
 def joint_nbytes(strategies: Sequence[RowStrategy], target: Target) -> int:

@@ -10,9 +10,9 @@ from ...errors import UnsupportedOp
 from ...ir.access import VECTOR, Lanes, are_aligned_neighbours, lane_addresses
 from ...ir.buffers import Buffer
 from ...ir.graph import Member
-from ...ir.rows import WorkgroupArray
 from ...ir.scalar import Scalar
 from ...ir.spaces import Origin
+from ...ir.workgroup_memory import WorkgroupArray
 from ...plan.model import Dispatch, Kernel, KernelCall, Parameter
 from ...plan.numbers import HostNumber
 from ...symbolic.sizes import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ...ir.buffers import Buffer
 from ...ir.nodes import Factorization
-from ...ir.rows import WorkgroupArray
 from ...ir.spaces import numbered
+from ...ir.workgroup_memory import WorkgroupArray
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
     Expr,

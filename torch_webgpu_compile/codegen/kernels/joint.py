@@ -9,7 +9,8 @@ from ...ir.buffers import Buffer
 from ...ir.graph import JointGroup, JointPart, MapGroup, RowGroup, SingleGroup
 from ...ir.nodes import Scatter
 from ...ir.renaming import twins_of
-from ...ir.rows import array_keys, choose_row_strategy, joint_workgroup, shared_arrays
+from ...ir.rows import choose_row_strategy, joint_workgroup
+from ...ir.workgroup_memory import array_keys, shared_arrays
 from ...plan.model import KernelCall
 from ...symbolic.sizes import as_expr
 from ...target import Target

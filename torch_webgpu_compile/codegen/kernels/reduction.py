@@ -10,9 +10,10 @@ from ... import dtypes
 from ...ir.access import Lanes, flat_environment
 from ...ir.buffers import Buffer
 from ...ir.graph import Member, RowGroup
-from ...ir.rows import WorkgroupArray, choose_row_strategy, row_test
+from ...ir.rows import choose_row_strategy, row_test
 from ...ir.scalar import Index, Load, loads_of
 from ...ir.spaces import iteration_symbols, symbol_keys
+from ...ir.workgroup_memory import WorkgroupArray
 from ...plan.model import KernelCall
 from ...symbolic.sizes import (
     ONE,
@@ -32,6 +33,7 @@ from ..wgsl.casts import fitted
 from ..wgsl.scalars import Renderer
 from .accumulate import Accumulator, AccumulatorVariable, ExpSum, accumulator, exp_sum
 from .builder import KernelBody, KernelBuilder, fold_grid
+from .packed_products import PackedProducts
 from .pointwise import group_origins, memory_order
 from .rounding import Rounding
 
@@ -93,6 +95,10 @@ class RowKernel:
         self.values: dict[str, Text] = {}
         self.row_scope = Scope()
         order = memory_order(group.members, self.row_symbols, buffers)
+        self.products: PackedProducts | None = None
+        if strategy.packed is not None:
+            size = self.tiling.workgroup
+            self.products = PackedProducts(group, builder, strategy.packed, order, size)
         row_env = flat_environment(self.row_symbols, iteration("row", self.rows), order)
         row_env.update({s: ZERO for s in self.element_symbols if s.extent is ONE})
         self.row_env = row_env
@@ -107,6 +113,7 @@ class RowKernel:
     def body(self) -> KernelBody:
         """The kernel body of the group."""
         t = self.tiling
+        packed = None if self.products is None else self.products.inputs()
         phases = [self._phase(d) for d in range(1, self.phases_count + 1)]
         final = self._final()
         exchanges = len(phases) * t.threads.bit_length()
@@ -122,9 +129,11 @@ class RowKernel:
                 "checked": self._rows_checked,
                 "phases": phases,
                 "final": final,
+                "packed": packed,
+                "rows_each": self._rows_each,
             },
             t.workgroup,
-            ceildiv(self.rows, t.rows),
+            ceildiv(self.rows, t.rows * self._rows_each),
             group_origins(self.group.members),
             self.rows * self.length * len(self.group.members),
             self._arrays([part for p in phases for a in p.accumulators for part in a.parts]),
@@ -133,13 +142,17 @@ class RowKernel:
 
     def _arrays(self, parts: Sequence[AccumulatorVariable]) -> dict[str, WorkgroupArray]:
         """The workgroup memory through which accumulators are exchanged."""
-        arrays = self.strategy.arrays(self.tiling.workgroup)
-        return dict(zip((part.name for part in parts), arrays, strict=True)) if arrays else {}
+        exchanged = self.strategy.exchanges(self.tiling.workgroup)
+        names = [part.name for part in parts] if exchanged else []
+        packed = {} if self.strategy.packed is None else self.strategy.packed.arrays()
+        return {**dict(zip(names, exchanged, strict=True)), **packed}
 
     def _phase(self, d: int) -> RowPass:
         """Pass d: reductions of depth d, and stores of elements known before it."""
         phase = RowPass()
         self._row_members(d - 1)
+        if self.products is not None:
+            return self._packed_phase(phase, self.products)
         reductions = [
             m
             for m in self.group.members
@@ -159,6 +172,17 @@ class RowKernel:
             else:
                 value = Text(acc.result(dtype), 1, dtype, acc.narrow(dtype))
                 self.values[m.output] = self._as_read(m, fitted(value, self.row_renderer.let))
+        return phase
+
+    def _packed_phase(self, phase: RowPass, products: PackedProducts) -> RowPass:
+        """The pass of a group of products with packed weights, which the template prints."""
+        phase.accumulators = [*products.accumulators()]
+        phase.lines, self.row_scope.lines = self.row_scope.lines, products.chosen()
+        for m in self.group.members:
+            if m.reduction:
+                value = Text(products.name(m.output), 1, dtypes.float32)
+                self.values[m.output] = self._as_read(m, value)
+        self.iterations = self.iterations + products.iterations
         return phase
 
     def _as_read(self, member: Member, value: Text) -> Text:
@@ -261,7 +285,8 @@ class RowKernel:
         lines: list[str] = []
         for m in stored:
             lines += self.builder.store(m, self.values[m.output], [self.row_env])
-        return ["if (row_ok && g == 0) {", *(f"  {line}" for line in lines), "}"]
+        own = "g == 0" if self._rows_each == 1 else f"g < {self._rows_each}"
+        return [f"if (row_ok && {own}) {{", *(f"  {line}" for line in lines), "}"]
 
     def _store_element(self, m: Member, renderer: Renderer, predicate: str | None) -> list[str]:
         value = renderer.render(Load(m.output, tuple(Index(i) for i in m.index), m.body.dtype))
@@ -273,9 +298,15 @@ class RowKernel:
 
     @property
     def _rows_checked(self) -> bool:
-        workgroups = ceildiv(self.rows, self.tiling.rows)
+        rows = self.tiling.rows * self._rows_each
+        workgroups = ceildiv(self.rows, rows)
         exact = fold_grid(workgroups, self.target)[1] is ONE
-        return not (exact and workgroups * self.tiling.rows is self.rows)
+        return not (exact and workgroups * rows is self.rows)
+
+    @property
+    def _rows_each(self) -> int:
+        """Rows that invocations compute together."""
+        return 1 if self.strategy.packed is None else self.strategy.packed.rows_each
 
     # -- chunks ----------------------------------------------------------------------------------
 
