@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -206,9 +205,12 @@ def strategy_of(rows: int, columns: int, target: Target = WIDE, group: int = 32)
 
 
 def test_invocations_take_several_of_many_rows() -> None:
-    strategies = map(partial(strategy_of, columns=2048), (256, 1024, 2048, 8190, 8192))
+    """Of 132 multiprocessors each gets two workgroups, if there are rows enough."""
+    target = replace(WIDE, machine=replace(WIDE.machine, multiprocessors=132))
+    sizes = [(512, 2048), (2048, 2048), (2048, 8192), (8190, 2048), (8192, 2048)]
+    strategies = [strategy_of(*size, target) for size in sizes]
     chosen = [(s.packed.rows_each, s.packed.lanes) for s in strategies if s.packed]
-    assert chosen == [(1, 64), (2, 64), (4, 64), (2, 32), (4, 32)]
+    assert chosen == [(1, 64), (2, 64), (4, 128), (2, 32), (4, 32)]
 
 
 def test_few_rows_are_computed_as_they_were() -> None:
@@ -222,8 +224,8 @@ def test_blocks_fit_into_workgroup_memory(columns: int, target: Target) -> None:
     packed = strategy.packed
     assert packed is not None
     chunks = columns // CHUNK
-    assert packed.lanes == min(64, 1 << (chunks.bit_length() - 1))
+    assert packed.lanes == min(128, 1 << (chunks.bit_length() - 1))
     nbytes = sum(array.nbytes for array in strategy.arrays(strategy.tiling.workgroup))
-    assert nbytes <= 16 << 10
+    assert nbytes <= min(32 << 10, target.max_workgroup_nbytes)
     blocks = -(-chunks // packed.block)
     assert packed.block - -(-chunks // blocks) < packed.lanes

@@ -26,11 +26,8 @@ PLANES = 3
 SHARE = 8
 """Elements of the factor that an invocation turns into integers, of a chunk that several do."""
 
-LANES, MOST_LANES = 32, 64
-"""Invocations that share a row: the fewest, unless there are fewer chunks; the most, of few rows.
-
-With more, a workgroup has so few rows that it takes longer to make integers than to use them.
-"""
+LANES, MOST_LANES = 32, 128
+"""Invocations that share a row: the fewest, unless there are fewer chunks; the most of few rows."""
 
 WORKGROUP = 256
 """Invocations of a workgroup, at most: all of them use the same integers."""
@@ -44,8 +41,8 @@ MOST_SUMS = 8
 _LEAST_ROWS = 256
 _LEAST_CHUNKS = 4
 
-_NBYTES = 16 << 10
-"""Workgroup memory: with more, fewer workgroups are resident, and default adapters have no more."""
+_NBYTES = 32 << 10
+"""Workgroup memory, at most: with more, fewer workgroups are resident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +147,25 @@ def _lanes_and_rows(rows: int, chunks: int, found: PackedSums, target: Target) -
     wanted = _wanted(target) * workgroup(target)
     while each > 1:
         if rows % each == 0 and each * len(found.sums) <= MOST_SUMS:
-            for lanes in (least, most):
+            for lanes in _powers(least, most):
                 if rows * lanes >= wanted * each:
                     return lanes, each
         each //= 2
     return least if rows * least >= wanted else most, 1
 
 
+def _powers(first: int, last: int) -> list[int]:
+    """The powers of two from one to another."""
+    return [1 << k for k in range(first.bit_length() - 1, last.bit_length())]
+
+
 def _wanted(target: Target) -> int:
-    """Workgroups: one for each multiprocessor, but for a few that may be idle."""
-    return target.machine.multiprocessors * 7 // 8
+    """Workgroups: two for each multiprocessor, but for a few that may be idle.
+
+    One makes integers while the other waits for weights: on an H200 the best of 2048 × 8192 has
+    128 lanes and four rows, of 2048 × 2048 64 and two, of 8192 × 2048 32 and four.
+    """
+    return target.machine.multiprocessors * 7 // 4
 
 
 def _block(whole: PackedRows, target: Target, exchanging: int) -> int | None:
