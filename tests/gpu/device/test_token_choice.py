@@ -78,7 +78,7 @@ def test_scores(name):
 
 def chosen(processors, do_sample: bool = True) -> list[list[int]]:
     torch.manual_seed(4)
-    here = compiling(processors, sampling._draw if do_sample else sampling._take_greatest)
+    here = compiling(processors, sampling.draw if do_sample else sampling.take_greatest)
     tokens = []
     for ids, scores in steps():
         given = here(ids.to("webgpu"), scores.to("webgpu"))
@@ -135,7 +135,7 @@ def test_short_answers_without_samples_wait_for_no_compiler(monkeypatch):
     given = [processor("RepetitionPenaltyLogitsProcessor", "webgpu")]
     found = []
     for _ in range(2):  # it counts the tokens of all answers
-        here = compiling(given, sampling._take_greatest, wait=8)
+        here = compiling(given, sampling.take_greatest, wait=8)
         tokens = [
             here(ids.to("webgpu"), scores.to("webgpu")).token.tolist() for ids, scores in steps()
         ]
@@ -177,4 +177,4 @@ def test_what_cannot_be_compiled_is_called(monkeypatch):
     expected = chosen(given)
     monkeypatch.setattr(sampling, "_compiled", lambda *key: fails)
     assert chosen(given) == expected
-    assert sampling._failed == {(sampling._draw, logits_process.TemperatureLogitsWarper)}
+    assert sampling._failed == {(sampling.draw, logits_process.TemperatureLogitsWarper)}
