@@ -106,13 +106,9 @@ def center(found: PackedSum) -> int:
 
 
 def choose_packed_rows(
-    group: RowGroup, buffers: Mapping[str, Buffer], target: Target, subgroup: int
+    group: RowGroup, buffers: Mapping[str, Buffer], target: Target
 ) -> PackedRows | None:
-    """The strategy for a group of one pass that stores no elements; None where it is of no use.
-
-    Args:
-        subgroup: see `RowStrategy`.
-    """
+    """The strategy for a group of one pass that stores no elements; None where it is of no use."""
     rows, length = product(group.rows), product(group.elements)
     if not rows.is_constant or not length.is_constant or int(rows) < _LEAST_ROWS:
         return None
@@ -123,6 +119,7 @@ def choose_packed_rows(
     if found is None:
         return None
     lanes, rows_each = _lanes_and_rows(int(rows), chunks, found, target)
+    subgroup = target.subgroup_size
     share = SHARE if subgroup * SHARE >= CHUNK else CHUNK
     whole = PackedRows(found, lanes, rows_each, chunks, share)
     block = _block(whole, target, 0 if subgroup >= lanes else workgroup(target))

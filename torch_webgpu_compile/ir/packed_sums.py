@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import mul
 
 from .. import dtypes
@@ -26,6 +26,7 @@ from .scalar import (
     Scalar,
     cast,
     children,
+    loads_of,
     scalar_symbols,
     substitute_symbols,
 )
@@ -33,6 +34,9 @@ from .spaces import numbered
 
 _GROUPS = (CHUNK, CHUNK // 2)
 """Elements that share scale and offset, the most that is looked for first."""
+
+_MOST_KNOWN = 256
+"""Groups whose sums are remembered: what joins, verifies and renders kernels asks for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,17 @@ def packed_sums(group: RowGroup, buffers: Mapping[str, Buffer]) -> PackedSums | 
         return None
     if not any(_has_integers(m.body) for m in reductions):
         return None
-    recogniser = _Recogniser(group, buffers)
+    names = {load.buffer for m in group.members for load in loads_of(m.body)}
+    return _packed_sums(group, tuple((n, buffers[n]) for n in sorted(names) if n in buffers))
+
+
+@lru_cache(_MOST_KNOWN)
+def _packed_sums(group: RowGroup, given: tuple[tuple[str, Buffer], ...]) -> PackedSums | None:
+    recogniser = _Recogniser(group, dict(given))
     sums, statistics = [], []
-    for member in reductions:
+    for member in group.members:
+        if not member.reduction:
+            continue
         if recogniser.is_same_for_rows(member.body):
             statistics.append(member.output)
             continue

@@ -128,7 +128,7 @@ def choose_row_strategy(
     passes = _passes(members, depth)
     final_pass = any(m.store and m.output in varying for m in members)
     if passes == 1 and not final_pass:
-        packed = choose_packed_rows(group, buffers, target, target.subgroup_size)
+        packed = choose_packed_rows(group, buffers, target)
         if packed is not None:
             return _packed_strategy(packed, varying, depth, target)
     bodies = [m.body for m in members]

@@ -23,7 +23,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from ...tensors.copying import start_to_host
 from ...torch_private import FailOnRecompileLimitHit, Unsupported
 from ..import_hooks import around
 from . import sampling as choices
-from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling, takes
+from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling_of, takes
 
 _MOST_STEPS = 8
 """Steps that are submitted together. The first ones are fewer, so that no more is thrown away after
@@ -46,17 +45,20 @@ _SECONDS = 0.05
 
 _KEYWORDS = {"cache", "position_ids", "use_cache", "logits_to_keep"}
 
-_READ_NO_TOKENS = "Temperature TopK TopP MinP Typical Epsilon Eta"
-_PROCESSORS = frozenset(
-    (
-        *(f"{name}LogitsWarper" for name in _READ_NO_TOKENS.split()),
-        "LogitNormalization",
-        "InfNanRemoveLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-    )
-)
-"""Those to which it is the same how often, and where, a token is among the ones so far: these are
-in memory that a prompt's first token fills."""
+_READERS = frozenset(("RepetitionPenaltyLogitsProcessor",))
+_PROCESSORS = _READERS | {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "LogitNormalization",
+    "InfNanRemoveLogitsProcessor",
+}
+"""Those to which it is the same how often, and where, a token is among the ones so far: for readers
+of tokens, these are in memory that a prompt's first token fills."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
     wanted = _wanted(inspect.unwrap(original), self, arguments, keywords)
     if wanted is None:
         return original(self, *arguments, **keywords)
-    with sampling(self, keywords):
+    with sampling_of(self, keywords):
         return _decode(wanted)
 
 
@@ -167,6 +169,21 @@ def _limits(criteria: Any, input_ids: Tensor) -> tuple[int, tuple[int, ...]] | N
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """What steps know of sequences that end.
+
+    Attributes:
+        unfinished: which go on, ``[batch]``.
+        tokens: that end one.
+        padding: what one that is finished goes on with.
+    """
+
+    unfinished: Tensor
+    tokens: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True)
 class _State:
     """What steps read and leave on the device.
 
@@ -177,9 +194,7 @@ class _State:
         position: the last one's.
         tokens: all, ``[batch, most]``, if processors are to have them.
         count: how many of these there are, ``[1]``.
-        unfinished: which sequences go on, ``[batch]``.
-        ends: see `_Wanted`.
-        padding: see `_Wanted`.
+        ends: None if no sequence ends.
     """
 
     made: Tensor
@@ -187,9 +202,7 @@ class _State:
     position: Tensor
     tokens: Tensor | None
     count: Tensor
-    unfinished: Tensor | None
-    ends: Tensor | None
-    padding: Tensor | None
+    ends: _Ends | None
 
 
 def _scores(model: Any, others: dict[str, Any], state: _State) -> Tensor:
@@ -219,9 +232,9 @@ def _choose(processors: Sequence[Any], kind: Any, scores: Tensor, state: _State)
 
 def _append(chosen: Tensor, state: _State) -> None:
     """Puts tokens behind the last ones, padding where a sequence is finished; notes which are."""
-    if state.unfinished is not None and state.ends is not None and state.padding is not None:
-        chosen = torch.where(state.unfinished, chosen, state.padding)
-        state.unfinished.logical_and_(~torch.isin(chosen, state.ends))
+    if state.ends is not None:
+        chosen = torch.where(state.ends.unfinished, chosen, state.ends.padding)
+        state.ends.unfinished.logical_and_(~torch.isin(chosen, state.ends.tokens))
     following = (state.column + 1) % _MOST_STEPS
     state.made.index_copy_(1, following, chosen[:, None])
     state.column.copy_(following)
@@ -234,18 +247,14 @@ class _Compiled:
     """A function that is compiled, as one graph if that is possible.
 
     Args:
-        of: what its name shows: Dynamo keeps and bounds what it has compiled by the code object,
-            which each has to itself, and the precompile cache by name.
+        of: see `sampling.named`.
 
     Attributes:
         is_whole: a call is one graph, and nothing besides.
     """
 
     def __init__(self, function: Callable[..., Any], *of: type) -> None:
-        assert isinstance(function, FunctionType)
-        name = "_".join((function.__name__, *(kind.__name__ for kind in of)))
-        code = function.__code__.replace(co_name=name, co_qualname=name)
-        self._own = FunctionType(code, function.__globals__, name)
+        self._own = choices.named(function, *of)
         self._run = torch.compile(self._own, backend=devices.NAME, fullgraph=True)
         self.is_whole = True
 
@@ -418,17 +427,16 @@ def _state(wanted: _Wanted, position: Tensor) -> _State:
     ids = wanted.input_ids
     batch, length = ids.shape
     here: Any = {"device": ids.device, "dtype": ids.dtype}
-    tokens = unfinished = ends = padding = None
-    if any("Penalty" in type(processor).__name__ for processor in wanted.processors):
+    tokens = ends = None
+    if any(type(processor).__name__ in _READERS for processor in wanted.processors):
         tokens = torch.cat([ids, ids[:, :1].expand(batch, wanted.count)], dim=-1)
         torch._dynamo.maybe_mark_dynamic(tokens, 1)
-    if wanted.ends:
-        ends = torch.tensor(wanted.ends, **here)
+    if wanted.padding is not None:
         unfinished = torch.ones(batch, device=ids.device, dtype=torch.bool)
-        padding = None if wanted.padding is None else wanted.padding.to(**here)
+        ends = _Ends(unfinished, torch.tensor(wanted.ends, **here), wanted.padding.to(**here))
     made = torch.zeros(batch, _MOST_STEPS, **here)
     column, count = torch.full((1,), -1, **here), torch.full((1,), length, **here)
-    return _State(made, column, position.clone(), tokens, count, unfinished, ends, padding)
+    return _State(made, column, position.clone(), tokens, count, ends)
 
 
 def _steps(wanted: _Wanted, others: dict[str, Any], state: _State, scores: Tensor) -> _Steps:

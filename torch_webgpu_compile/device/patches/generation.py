@@ -133,12 +133,12 @@ def _is_answer(answer: Any, input_ids: Tensor) -> bool:
 
 @around("transformers.generation.utils:GenerationMixin._sample")
 def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
-    with sampling(self, keywords):
+    with sampling_of(self, keywords):
         return original(self, *arguments, **keywords)
 
 
 @contextmanager
-def sampling(model: Any, keywords: dict[str, Any]) -> Iterator[None]:
+def sampling_of(model: Any, keywords: dict[str, Any]) -> Iterator[None]:
     """Of a call of ``_sample`` with these keywords: what is patched here is so within."""
     from transformers.generation.stopping_criteria import MaxLengthCriteria
 

@@ -83,14 +83,20 @@ _failed: set[tuple[Any, ...]] = set()
 _eager_tokens = Counter[tuple[Any, ...]]()
 
 
+def named(function: Callable[..., Any], *types: type) -> Callable[..., Any]:
+    """The function with a code object of its own, and the types in its name.
+
+    Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
+    """
+    assert isinstance(function, FunctionType)
+    name = "_".join((function.__name__, *(of.__name__ for of in types)))
+    code = function.__code__.replace(co_name=name, co_qualname=name)
+    return FunctionType(code, function.__globals__, name)
+
+
 @functools.cache
 def _compiled(kind: _Kind, *types: type) -> _Kind:
-    assert isinstance(kind, FunctionType)
-    # Dynamo keeps and bounds what it has compiled by the code object, the precompile cache by name.
-    name = "_".join((kind.__name__, *(of.__name__ for of in types)))
-    code = kind.__code__.replace(co_name=name, co_qualname=name)
-    own = FunctionType(code, kind.__globals__, name)
-    compiled: _Kind = torch.compile(own, backend=devices.NAME)
+    compiled: _Kind = torch.compile(named(kind, *types), backend=devices.NAME)
     return compiled
 
 
