@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -31,6 +32,8 @@ def release(site):
     def write(model: nn.Module) -> int:
         shutil.rmtree(site[0] / "offline", ignore_errors=True)
         folder = export(model, (torch.zeros(1, 3),), site[0] / "offline")
+        for path in (folder / "weights").iterdir():
+            os.utime(path, (1e9, 1e9))  # the browser cannot see from it that a file is another
         files = json.loads((folder / "manifest.json").read_text())["files"]
         return sum(file["nbytes"] for file in files.values())
 

@@ -115,9 +115,10 @@ export class Files {
     let failures = 0;
     for (let k = first; k < end; ) {
       try {
-        for await (const chunk of this.chunksOf(path, k, end, room)) {
+        for await (const chunk of this.chunksOf(path, k, end, room, failures ? "reload" : "default")) {
           const wanted = chunks[k]!;
           if ((await sha256(chunk)) !== wanted) {
+            if (!failures) throw new TypeError(); // it may be another release's, kept by a cache of HTTP
             throw new BundleError(`${path} is damaged: chunk ${k} has another SHA-256; upload the bundle again`);
           }
           await this.cache?.put(place(wanted), new Response(chunk)).catch(() => (this.cache = null)); // it is full
@@ -137,12 +138,14 @@ export class Files {
   }
 
   /** The chunks `first` … `end` of a file, from one response. */
-  private async *chunksOf(path: string, first: number, end: number, room: Room): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  private async *chunksOf(
+    path: string, first: number, end: number, room: Room, cache: RequestCache,
+  ): AsyncGenerator<Uint8Array<ArrayBuffer>> {
     const size = this.manifest.chunk_nbytes;
     const { nbytes } = this.manifest.files[path]!;
     const whole = !first && end * size >= nbytes;
     const headers: HeadersInit = whole ? {} : { Range: `bytes=${first * size}-${Math.min(end * size, nbytes) - 1}` };
-    const response = await fetched(this.fetcher, new URL(path, this.base), { headers, signal: this.signal ?? null });
+    const response = await fetched(this.fetcher, new URL(path, this.base), { headers, cache, signal: this.signal ?? null });
     const read = reading(response, room);
     try {
       // A server without ranges sends all of it.
