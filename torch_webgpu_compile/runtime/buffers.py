@@ -299,7 +299,7 @@ class BufferPool:
                     return buffer
         self._free_old()
         self._free_surplus(capacity, usage)
-        new = self._create(capacity, usage)
+        new = Allocation(self.create(capacity, usage), capacity, usage)
         with self._lock:
             self._lend(buffer, loan, new)
         return buffer
@@ -353,9 +353,6 @@ class BufferPool:
             else:
                 del free[position]
                 heapify(free)
-
-    def _create(self, capacity: int, usage: int) -> Allocation:
-        return Allocation(self.create(capacity, usage), capacity, usage)
 
     def create(self, nbytes: int, usage: int) -> Handle:
         """A provider's buffer that does not belong to the pool.
