@@ -297,9 +297,8 @@ class BufferPool:
                 if position is not None:
                     self._lend(buffer, loan, free[position][1], free, position)
                     return buffer
-        self._free_old()
-        self._free_surplus(capacity, usage)
-        new = Allocation(self.create(capacity, usage), capacity, usage)
+        self._trim(capacity, usage)
+        new = self._create(capacity, usage)
         with self._lock:
             self._lend(buffer, loan, new)
         return buffer
@@ -353,6 +352,9 @@ class BufferPool:
             else:
                 del free[position]
                 heapify(free)
+
+    def _create(self, capacity: int, usage: int) -> Allocation:
+        return Allocation(self.create(capacity, usage), capacity, usage)
 
     def create(self, nbytes: int, usage: int) -> Handle:
         """A provider's buffer that does not belong to the pool.
@@ -408,28 +410,7 @@ class BufferPool:
             self._allocated -= allocation.capacity
             heappush(free, (allocation.serial, allocation))
 
-    def _free_old(self) -> None:
-        """Frees memory of sizes that have not been asked for in a long time.
-
-        Called where a new size is: sizes that change for ever would fill the GPU, and what a
-        provider remembers of a buffer's bind groups the host.
-        """
-        sent = self._queue.sent
-        if sent - self._trimmed < _IDLE_BATCHES // 16:
-            return
-        with self._lock:
-            self._trimmed = sent
-            self._sort_in()
-            oldest = sent - _IDLE_BATCHES
-            freed = [entry for entry in self._idle_longest() if entry.batch < oldest]
-            self._remove(freed)
-            self._missed = max(0, self._missed - sum([entry.capacity for entry in freed]))
-            for key, batches in list(self._evicted.items()):
-                if batches[-1] < oldest:
-                    del self._evicted[key]
-        self._release(freed)
-
-    def _free_surplus(self, capacity: int, usage: int) -> None:
+    def _trim(self, capacity: int, usage: int) -> None:
         """Frees what is idle longest where a new allocation would make too much of it.
 
         A cache that grows leaves memory of all its former sizes, which soon is many times its own.
@@ -437,8 +418,10 @@ class BufferPool:
         than is ever lent at once. So there is room for an eighth more than that, and for what has
         been freed here and was asked for again: a loop finds all of its memory from the third turn.
         """
+        sent = self._queue.sent
+        if sent - self._trimmed >= _IDLE_BATCHES // 16:
+            self._free_old(sent)
         with self._lock:
-            sent = self._queue.sent
             batches = self._evicted.get((usage, capacity))
             if batches and batches.pop() >= sent - _IDLE_BATCHES:
                 self._missed += capacity
@@ -459,6 +442,24 @@ class BufferPool:
             self._remove(freed)
             for entry in freed:
                 self._evicted[entry.usage, entry.capacity].append(sent)
+        self._release(freed)
+
+    def _free_old(self, sent: int) -> None:
+        """Frees memory of sizes that have not been asked for in a long time.
+
+        Sizes that change for ever would fill the GPU, and what a provider remembers of a buffer's
+        bind groups the host.
+        """
+        with self._lock:
+            self._trimmed = sent
+            self._sort_in()
+            oldest = sent - _IDLE_BATCHES
+            freed = [entry for entry in self._idle_longest() if entry.batch < oldest]
+            self._remove(freed)
+            self._missed = max(0, self._missed - sum([entry.capacity for entry in freed]))
+            for key, batches in list(self._evicted.items()):
+                if batches[-1] < oldest:
+                    del self._evicted[key]
         self._release(freed)
 
     def _idle_longest(self) -> list[Allocation]:
