@@ -88,7 +88,7 @@ KERNELS_OF_LENGTHS = {
     "lengths:gather": 8,
     "lengths:nonzero": 19,
     "lengths:sort": 8,
-    "lengths:topk": 8,
+    "lengths:topk": 11,
     "lengths:randperm": 11,
     "lengths:mm": 7,
     "lengths:convolution_gradient": 34,
