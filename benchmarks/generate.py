@@ -122,7 +122,9 @@ CASES: dict[str, Case | Call] = {
     ),
     "generate_q4_k": Call(LLAMA_1B, weights="Q4_K", goals=(_tokens_per_second(1300),)),
     "generate_sampled": Call(LLAMA_1B, keywords=STATIC | SAMPLED),
-    "prompt_lookup": Call(LLAMA_1B, keywords={"prompt_lookup_num_tokens": 10}, goals=(_AS_PLAIN,)),
+    "prompt_lookup": Call(
+        LLAMA_1B, keywords=STATIC | {"prompt_lookup_num_tokens": 10}, goals=(_AS_PLAIN,)
+    ),
     "small_draft": Call(LLAMA_1B, keywords={}, draft=_DRAFT),
     **{
         f"sampling_{words // 1000}k": Call(

@@ -73,8 +73,8 @@ TABLE = (
         "pinning accelerator generic_streams sending process_groups data_parallel copies_between "
         "default_backend several_devices uninitialized_parameters "
         # libraries
-        "safetensors accelerate transformers transformers_models decoding generation sampling "
-        "continuous_batching serving gguf torchao lightning random_states "
+        "safetensors accelerate transformers transformers_models prompt_lookup decoding generation "
+        "sampling continuous_batching serving gguf torchao lightning random_states "
         # PyTorch
         "generator_class precompiling cache_artifacts device_mesh compiled_optimizers "
         "flex_attention grad_scaler nested_attention associative_scan collect_env legacy_profiler "

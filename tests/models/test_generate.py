@@ -285,8 +285,15 @@ class _Patient:
         pass
 
 
-@pytest.mark.parametrize("end", [None, 12, 15, _Patient(5)], ids=["length", "3", "6", "stopped"])
-def test_a_cache_that_is_returned_has_no_token_more(end):
+_LOOKUP = {"prompt_lookup_num_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("end", "lookup"),
+    [(None, {}), (12, {}), (15, {}), (_Patient(5), {}), (15, _LOOKUP), (_Patient(5), _LOOKUP)],
+    ids=["length", "3", "6", "stopped", "lookup-6", "lookup-stopped"],
+)
+def test_a_cache_that_is_returned_has_no_token_more(end, lookup):
     on_cpu, model = pair("llama")
     given = prompts()["input_ids"]
     static = {"max_new_tokens": 14, "return_dict_in_generate": True}
@@ -299,6 +306,7 @@ def test_a_cache_that_is_returned_has_no_token_more(end):
                 on_cpu.generate(given, do_sample=False, max_new_tokens=8)[0, end]
             )
         with contextlib.suppress(_Enough):
+            asked |= lookup
             cache = of.generate(ids, cache=cache, do_sample=False, **static, **asked).cache
         length = cache.layers[0].cumulative_length
         assert all(layer.cumulative_length == length for layer in cache.layers)
@@ -309,6 +317,43 @@ def test_a_cache_that_is_returned_has_no_token_more(end):
     size = {"max_cache_len": 40}
     wanted = made(on_cpu, transformers.StaticCache(config=on_cpu.config, **size))
     assert made(model, transformers.StaticCache(config=model.config, **size)) == wanted
+
+
+@pytest.mark.parametrize("length", [9, 48])
+def test_prompt_lookup_takes_its_turns_on_the_gpu(length, monkeypatch):
+    """The tokens of the CPU, in fewer turns; by one graph for ends and one for the length alone."""
+    on_cpu, model = pair("llama")
+    turns = []
+    run = decoding.Steps.run
+    monkeypatch.setattr(
+        decoding.Steps, "run", lambda self, count: turns.append(count) or run(self, count)
+    )
+    given = {"input_ids": torch.arange(2, 14).repeat(4)[None, :length]}
+    asked = {"prompt_lookup_num_tokens": 6, "max_new_tokens": 48, "return_dict_in_generate": True}
+    static = {"cache_implementation": "static"}
+
+    def made(**keywords):
+        turns.clear()
+        streamer = _Tokens()
+        tokens = generate(model, given, streamer=streamer, **asked, **static, **keywords)[0].tolist()
+        streamed = sum((part[0] for part in streamer.given[1:-1]), [])
+        assert streamer.given[0] == given["input_ids"].tolist()
+        assert streamed == tokens[length:]
+        return tokens
+
+    wanted = generate(on_cpu, given, **asked)[0].tolist()
+    assert made() == wanted
+    assert 0 < sum(turns) < 40
+    assert graphs_compiled() == 1
+    for number in (0, 3, 20):
+        end = wanted[length + number]
+        tokens = made(eos_token_id=end, pad_token_id=0)
+        assert tokens == wanted[: wanted.index(end, length) + 1]
+    assert graphs_compiled() == 2
+    plans = counters.plans_compiled
+    assert made() == wanted
+    assert counters.plans_compiled == plans
+    assert not counters.fallbacks
 
 
 def test_what_a_user_added_to_a_model_sees_each_token(monkeypatch):

@@ -36,7 +36,7 @@ from ..import_hooks import around
 from . import sampling as choices
 from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling_of, takes
 
-_MOST_STEPS = 8
+MOST_STEPS = 8
 """Steps that are submitted together. The first ones are fewer, so that no more is thrown away after
 the end than was wanted, and so are those of a slow GPU, from which tokens come one by one."""
 
@@ -62,7 +62,7 @@ of tokens, these are in memory that a prompt's first token fills."""
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """What a call of ``_sample`` asks for.
 
     Attributes:
@@ -85,20 +85,27 @@ class _Wanted:
 
 @around("transformers.generation.utils:GenerationMixin._sample")
 def sample(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
-    wanted = _wanted(inspect.unwrap(original), self, arguments, keywords)
+    wanted = wanted_of(inspect.unwrap(original), OF_SAMPLE, self, arguments, keywords)
     if wanted is None:
         return original(self, *arguments, **keywords)
     with sampling_of(self, keywords):
         return _decode(wanted)
 
 
-def _wanted(
-    original: Any, model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
-) -> _Wanted | None:
-    """What is asked for; None if it is not known to be the same when it is submitted together."""
-    if len(arguments) != 1 or not takes(original, OF_SAMPLE) or model.device.type != devices.NAME:
+def wanted_of(
+    original: Any,
+    parameters: str,
+    model: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> Wanted | None:
+    """What is asked of a method with these parameters.
+
+    None if it is not known to be the same when it is submitted together.
+    """
+    if len(arguments) != 1 or not takes(original, parameters) or model.device.type != devices.NAME:
         return None
-    own = set(OF_SAMPLE.split())
+    own = set(parameters.split())
     of_model = {k: v for k, v in keywords.items() if k not in own and v is not None}
     config, processors = keywords["generation_config"], tuple(keywords["logits_processor"])
     limits = _limits(keywords["stopping_criteria"], arguments[0])
@@ -119,9 +126,7 @@ def _wanted(
     if count < 2 or (ends and padding is None):
         return None
     streamer = keywords.get("streamer")
-    return _Wanted(
-        model, arguments[0], config, of_model, processors, count, ends, padding, streamer
-    )
+    return Wanted(model, arguments[0], config, of_model, processors, count, ends, padding, streamer)
 
 
 def _is_for_tokens(config: Any) -> bool:
@@ -188,7 +193,7 @@ class _State:
     """What steps read and leave on the device.
 
     Attributes:
-        made: the last tokens, ``[batch, _MOST_STEPS]``, each in the column of its number modulo
+        made: the last tokens, ``[batch, MOST_STEPS]``, each in the column of its number modulo
             that of columns.
         column: of the last one, ``[1]``.
         position: the last one's.
@@ -235,7 +240,7 @@ def _append(chosen: Tensor, state: _State) -> None:
     if state.ends is not None:
         chosen = torch.where(state.ends.unfinished, chosen, state.ends.padding)
         state.ends.unfinished.logical_and_(~torch.isin(chosen, state.ends.tokens))
-    following = (state.column + 1) % _MOST_STEPS
+    following = (state.column + 1) % MOST_STEPS
     state.made.index_copy_(1, following, chosen[:, None])
     state.column.copy_(following)
     if state.tokens is not None:
@@ -274,7 +279,8 @@ _of_models: weakref.WeakKeyDictionary[Any, dict[Callable[..., Any], _Compiled]] 
 )
 
 
-def _compiled(function: Callable[..., Any], model: Any) -> _Compiled:
+def compiled(function: Callable[..., Any], model: Any) -> _Compiled:
+    """A function that is compiled for a model."""
     known = _of_models.setdefault(model, {})
     if function not in known:
         known[function] = _Compiled(function, type(model))
@@ -334,7 +340,7 @@ def _place(value: Any, calls: Sequence[GraphCall]) -> tuple[int, int] | None:
     return None
 
 
-class _Steps:
+class Steps:
     """The steps of one call of ``generate``.
 
     Args:
@@ -380,12 +386,34 @@ class _Steps:
 # ---- a call of `generate`
 
 
-def _decode(wanted: _Wanted) -> Any:
+def _decode(wanted: Wanted) -> Any:
     """What ``_sample`` returns: the prompts with the tokens that follow them."""
+    outputs, given, settle = prefilled(wanted)
+    state = _state(wanted, given.pop("position_ids"))
+    steps = _steps(wanted, given, state, last_scores(outputs))
+    del outputs
+    answer = _Answer(wanted)
+    try:
+        with wanted.model._optimize_model_for_decode():
+            _follow(answer, state, steps)
+    finally:
+        settle(answer.count)
+    answer.finish()
+    ids = wanted.input_ids
+    return answer_of(wanted, torch.cat([ids, answer.tokens().to(ids.device)], dim=-1))
+
+
+def prefilled(wanted: Wanted) -> tuple[Any, dict[str, Any], Callable[[int], None]]:
+    """Reads the prompts.
+
+    Returns:
+        What the model makes of them; what a step is given besides a token; and what is to be called
+        with the number of tokens that follow: then the cache, if somebody has it, holds what is
+        before the last one.
+    """
     model, ids, cache = wanted.model, wanted.input_ids, wanted.keywords["cache"]
     outputs = model._prefill(ids, wanted.config, wanted.keywords, is_first_iteration=True)
-    is_returned = wanted.config.return_dict_in_generate
-    is_kept = is_returned or getattr(cache, "_is_user_defined", False)
+    is_kept = wanted.config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
     lengths = [layer.cumulative_length.clone() for layer in cache.layers] if is_kept else []
     keywords = model._update_model_kwargs_for_generation(outputs, wanted.keywords)
     # Of the step after the first token, whichever that is.
@@ -393,26 +421,24 @@ def _decode(wanted: _Wanted) -> Any:
         torch.cat([ids, ids[:, -1:]], dim=-1), next_sequence_length=1, **keywords
     )
     del given["input_ids"]
-    state = _state(wanted, given.pop("position_ids"))
-    steps = _steps(wanted, given, state, last_scores(outputs))
-    del outputs
-    answer = _Answer(wanted)
-    try:
-        with model._optimize_model_for_decode():
-            _follow(answer, state, steps)
-    finally:
+
+    def settle(count: int) -> None:
         for layer, length in zip(cache.layers, lengths, strict=False):
-            layer.cumulative_length.copy_(length + (answer.count - 1))
-    answer.finish()
-    sequences: Any = torch.cat([ids, answer.tokens().to(ids.device)], dim=-1)
-    if not is_returned:
+            layer.cumulative_length.copy_(length + (count - 1))
+
+    return outputs, given, settle
+
+
+def answer_of(wanted: Wanted, sequences: Any) -> Any:
+    """What ``generate`` is to return."""
+    if not wanted.config.return_dict_in_generate:
         return sequences
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=sequences, cache=cache)
+    return GenerateDecoderOnlyOutput(sequences=sequences, cache=wanted.keywords["cache"])
 
 
-def _follow(answer: _Answer, state: _State, steps: _Steps) -> None:
+def _follow(answer: _Answer, state: _State, steps: Steps) -> None:
     """Makes steps until the answer is over; the last ones are made while others arrive."""
     while not answer.is_over and (count := answer.next_count()):
         arrive = start_to_host([state.made])
@@ -422,7 +448,7 @@ def _follow(answer: _Answer, state: _State, steps: _Steps) -> None:
     answer.take(start_to_host([state.made]), 0)
 
 
-def _state(wanted: _Wanted, position: Tensor) -> _State:
+def _state(wanted: Wanted, position: Tensor) -> _State:
     """Before the first token."""
     ids = wanted.input_ids
     batch, length = ids.shape
@@ -434,24 +460,42 @@ def _state(wanted: _Wanted, position: Tensor) -> _State:
     if wanted.padding is not None:
         unfinished = torch.ones(batch, device=ids.device, dtype=torch.bool)
         ends = _Ends(unfinished, torch.tensor(wanted.ends, **here), wanted.padding.to(**here))
-    made = torch.zeros(batch, _MOST_STEPS, **here)
+    made = torch.zeros(batch, MOST_STEPS, **here)
     column, count = torch.full((1,), -1, **here), torch.full((1,), length, **here)
     return _State(made, column, position.clone(), tokens, count, ends)
 
 
-def _steps(wanted: _Wanted, others: dict[str, Any], state: _State, scores: Tensor) -> _Steps:
+def _steps(wanted: Wanted, others: dict[str, Any], state: _State, scores: Tensor) -> Steps:
     """Those that follow the first token, which is chosen here from ``scores``."""
     model = wanted.model
     if not (wanted.processors or wanted.config.do_sample):
         _append(torch.argmax(scores, dim=-1), state)
-        step = _compiled(_greedy_step, model)
-        return _Steps([step], functools.partial(step, model, others, state))
+        step = compiled(_greedy_step, model)
+        return Steps([step], functools.partial(step, model, others, state))
     kind = choices.draw if wanted.config.do_sample else choices.take_greatest
-    score = _compiled(_scores, model)
+    score = compiled(_scores, model)
     choose = _compiled_choice(*map(type, wanted.processors))
     given = wanted.processors, kind
     choose(*given, scores, state)
-    return _Steps([score, choose], lambda: choose(*given, score(model, others, state), state))
+    return Steps([score, choose], lambda: choose(*given, score(model, others, state), state))
+
+
+class Pace:
+    """How many steps are to be submitted together.
+
+    Attributes:
+        together: so many.
+    """
+
+    def __init__(self) -> None:
+        self.together, self._last = 1, time.perf_counter()
+
+    def note(self) -> None:
+        """Those of before have arrived."""
+        now = time.perf_counter()
+        is_slow, self._last = now - self._last > _SECONDS, now
+        together = max(1, self.together // 2) if is_slow else 2 * self.together
+        self.together = min(together, MOST_STEPS)
 
 
 class _Answer:
@@ -462,11 +506,11 @@ class _Answer:
         is_over: all sequences are finished.
     """
 
-    def __init__(self, wanted: _Wanted) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         self.is_over = False
         self._known: list[Tensor] = []
         self._most, self._asked, self._arriving = wanted.count, 1, 1
-        self._together, self._last = 1, time.perf_counter()
+        self._pace = Pace()
         self._ends = torch.tensor(wanted.ends, dtype=torch.int64)
         self._unfinished = torch.ones(len(wanted.input_ids), dtype=torch.bool)
         self._streamer = wanted.streamer
@@ -483,7 +527,7 @@ class _Answer:
 
     def next_count(self) -> int:
         """The steps to submit next, 0 if there are enough."""
-        return min(self._together, self._most - self._asked)
+        return min(self._pace.together, self._most - self._asked)
 
     def parts(self, count: int) -> Iterator[int]:
         """The numbers of steps to make at once."""
@@ -503,16 +547,13 @@ class _Answer:
         for number in arrived:
             if self.is_over:
                 break
-            token = made[:, number % _MOST_STEPS].clone()
+            token = made[:, number % MOST_STEPS].clone()
             self._known.append(token)
             if self._streamer is not None:
                 self._streamer.put(token)
             self._unfinished &= ~torch.isin(token, self._ends)
             self.is_over = not self._unfinished.any()
-        now = time.perf_counter()
-        is_slow, self._last = now - self._last > _SECONDS, now
-        self._together = max(1, self._together // 2) if is_slow else 2 * self._together
-        self._together = min(self._together, _MOST_STEPS)
+        self._pace.note()
 
     def finish(self) -> None:
         """Draws of tokens that were thrown away leave no trace, if nobody has drawn since."""
