@@ -125,7 +125,7 @@ CASES: dict[str, Case | Call] = {
     "prompt_lookup": Call(
         LLAMA_1B, keywords=STATIC | {"prompt_lookup_num_tokens": 10}, goals=(_AS_PLAIN,)
     ),
-    "small_draft": Call(LLAMA_1B, keywords={}, draft=_DRAFT),
+    "small_draft": Call(LLAMA_1B, draft=_DRAFT),
     **{
         f"sampling_{words // 1000}k": Call(
             replace(_FEW_LAYERS, vocabulary=words),

@@ -73,7 +73,7 @@ TABLE = (
         "pinning accelerator generic_streams sending process_groups data_parallel copies_between "
         "default_backend several_devices uninitialized_parameters "
         # libraries
-        "safetensors accelerate transformers transformers_models prompt_lookup decoding generation "
+        "safetensors accelerate transformers transformers_models speculation decoding generation "
         "sampling continuous_batching serving gguf torchao lightning random_states "
         # PyTorch
         "generator_class precompiling cache_artifacts device_mesh compiled_optimizers "

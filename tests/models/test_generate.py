@@ -320,36 +320,42 @@ def test_a_cache_that_is_returned_has_no_token_more(end, lookup):
 
 
 @pytest.mark.parametrize("length", [9, 48])
-def test_prompt_lookup_takes_its_turns_on_the_gpu(length, monkeypatch):
+@pytest.mark.parametrize("has_draft", [False, True], ids=["lookup", "draft"])
+def test_tokens_that_are_proposed_are_checked_on_the_gpu(has_draft, length, monkeypatch):
     """The tokens of the CPU, in fewer turns; by one graph for ends and one for the length alone."""
     on_cpu, model = pair("llama")
+    draft = copy.deepcopy(model)
+    with torch.no_grad():
+        for number, parameter in enumerate(draft.parameters()):
+            parameter.mul_(1 + number % 3 * 1e-3)
     turns = []
     run = decoding.Steps.run
     monkeypatch.setattr(
         decoding.Steps, "run", lambda self, count: turns.append(count) or run(self, count)
     )
     given = {"input_ids": torch.arange(2, 14).repeat(4)[None, :length]}
-    asked = {"prompt_lookup_num_tokens": 6, "max_new_tokens": 48, "return_dict_in_generate": True}
-    static = {"cache_implementation": "static"}
+    proposer = {"assistant_model": draft} if has_draft else {"prompt_lookup_num_tokens": 6}
+    asked = {"max_new_tokens": 48, "return_dict_in_generate": True}
 
     def made(**keywords):
         turns.clear()
         streamer = _Tokens()
-        tokens = generate(model, given, streamer=streamer, **asked, **static, **keywords)[0].tolist()
-        streamed = sum((part[0] for part in streamer.given[1:-1]), [])
+        static = {"cache_implementation": "static", "streamer": streamer}
+        tokens = generate(model, given, **asked, **proposer, **static, **keywords)[0].tolist()
         assert streamer.given[0] == given["input_ids"].tolist()
-        assert streamed == tokens[length:]
+        assert [t for part in streamer.given[1:-1] for t in part[0]] == tokens[length:]
         return tokens
 
     wanted = generate(on_cpu, given, **asked)[0].tolist()
     assert made() == wanted
     assert 0 < sum(turns) < 40
-    assert graphs_compiled() == 1
+    graphs = graphs_compiled()
+    assert graphs == 1 + has_draft
     for number in (0, 3, 20):
         end = wanted[length + number]
         tokens = made(eos_token_id=end, pad_token_id=0)
         assert tokens == wanted[: wanted.index(end, length) + 1]
-    assert graphs_compiled() == 2
+    assert graphs_compiled() == graphs + 1
     plans = counters.plans_compiled
     assert made() == wanted
     assert counters.plans_compiled == plans

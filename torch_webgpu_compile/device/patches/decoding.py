@@ -116,7 +116,7 @@ def wanted_of(
         or not _is_for_tokens(config)
         or not of_model.keys() <= _KEYWORDS
         or not of_model.get("use_cache")
-        or not _is_plain(model)
+        or not is_plain(model)
         or not leaves_masks_to_model(model, of_model.get("cache"))
         or not model._valid_auto_compile_criteria(of_model, config)
     ):
@@ -145,7 +145,7 @@ def _takes_tokens_in_any_order(processor: Any) -> bool:
     return is_known and kind.__name__ in _PROCESSORS and ignored is None
 
 
-def _is_plain(model: Any) -> bool:
+def is_plain(model: Any) -> bool:
     """Whether a model's forward does nothing but compute: no hook, nothing that a user wrote."""
     if not type(model).__module__.startswith("transformers.models.") or not is_usual(model):
         return False
