@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 
 from torch_webgpu_compile import UnsupportedOp, export, load_bundle
 from torch_webgpu_compile.options import from_environment
@@ -126,6 +128,23 @@ def test_rows_that_are_no_whole_blocks(weights, tmp_path):
     assert with_packed(model, bundle)
     got = bundle.run("forward", input=x.float().numpy())["output"]
     same(got, model(x).float(), atol=2e-2, rtol=2e-2)
+
+
+def test_a_model_on_the_device_with_sizes_that_calls_choose(tmp_path):
+    model = language_model(width=64, hidden=64)
+    ids = torch.tensor([[3, 299, 3, 17]])
+    folder = export(
+        copy.deepcopy(model).to("webgpu"),
+        (ids.to("webgpu"),),
+        tmp_path / "b",
+        dynamic_shapes=({1: Dim("length", max=40)},),
+        weights="int8",
+    )
+    bundle = load_bundle(folder)
+    with_packed(model, bundle)
+    for length in (1, 4, 40):
+        ids = torch.arange(length)[None]
+        same(bundle.run("forward", ids=ids.numpy())["output"], model(ids))
 
 
 def test_what_attention_and_functions_multiply_with(tmp_path):

@@ -77,9 +77,9 @@ def test_every_dataclass_of_a_plan_is_tried_with_every_field_set() -> None:
     assert set(RECORDS) == known
     found = records(make_plan())
     for kind in known:
-        for field in fields(kind):
-            values = [getattr(record, field.name) for record in found if type(record) is kind]
-            assert any(value is False or value not in (None, (), {}) for value in values), field
+        for each in fields(kind):
+            values = [getattr(record, each.name) for record in found if type(record) is kind]
+            assert any(value is False or value not in (None, (), {}) for value in values), each
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)

@@ -198,7 +198,7 @@ def _dequantize(node: Node, user: Node, packed: _Packed) -> None:
 
 def _packed(weight: Tensor, formats: Sequence[str]) -> _Packed | None:
     """A weight in the smallest of these formats; None where it had better stay as it is."""
-    weight = weight.detach().cpu()
+    device, weight = weight.device, weight.detach().cpu()
     rows, columns = weight.shape
     name = min(formats, key=lambda name: gguf.FORMATS[name].row_words(columns))
     if 4 * rows * gguf.FORMATS[name].row_words(columns) >= weight.nbytes:
@@ -214,7 +214,7 @@ def _packed(weight: Tensor, formats: Sequence[str]) -> _Packed | None:
     if not error < _LARGEST_ERROR:
         return None
     state = PackedState(name, (rows, columns), error)
-    return _Packed(words, state, weight.dtype, weight.nbytes, square)
+    return _Packed(words.to(device), state, weight.dtype, weight.nbytes, square)
 
 
 def _dequantized(words: Tensor, form: gguf.Format, columns: int) -> Tensor:
