@@ -102,7 +102,8 @@ class Packing:
             if made is not None:
                 self._packed[key] = made
                 continue
-            why = "an entry changes it" if key in changed else "it would not be smaller"
+            kept = "it would not be smaller, or half floats cannot be its scales"
+            why = "an entry changes it" if key in changed else kept
             name = known[key].name if key in known else f"one of {tuple(weight.shape)}"
             reasons.append(f"{name}: {why}")
         if not self._packed:
