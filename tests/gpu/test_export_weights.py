@@ -147,14 +147,26 @@ def test_a_model_on_the_device_with_sizes_that_calls_choose(tmp_path):
         same(bundle.run("forward", ids=ids.numpy())["output"], model(ids))
 
 
-def test_what_attention_and_functions_multiply_with(tmp_path):
+def test_weights_of_attention(tmp_path):
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
-    x = torch.randn(2, 5, 64)
-    bundle = load_bundle(export(layer, (x,), tmp_path / "b", weights="int8"))
-    names = {"self_attn.in_proj_weight", "self_attn.out_proj.weight"}
-    assert with_packed(layer, bundle) == names | {"linear1.weight", "linear2.weight"}
-    same(bundle.run("forward", src=x.numpy())["output"], layer(x), atol=1e-5, rtol=1e-4)
+    layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True).eval()
+    x, memory = torch.randn(2, 5, 64), torch.randn(2, 7, 64)
+    bundle = load_bundle(export(layer, (x, memory), tmp_path / "b", weights="int8"))
+    wanted = {name for name, p in layer.named_parameters() if p.dim() == 2}
+    assert with_packed(layer, bundle) == wanted
+    got = bundle.run("forward", tgt=x.numpy(), memory=memory.numpy())["output"]
+    same(got, layer(x, memory), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x[0, 0], lambda x: x.transpose(0, 1)], ids=["", "row", "turned"]
+)
+def test_products_in_other_layouts(view, tmp_path):
+    layer, x = nn.Linear(64, 48, bias=False), torch.randn(2, 5, 64)
+    bundle = load_bundle(export(lambda x: layer(view(x)), (x,), tmp_path / "b", weights="int8"))
+    assert with_packed(layer, bundle) == {"weight"}
+    same(bundle.run("forward", x=x.numpy())["output"], layer(view(x)))
 
 
 def test_half_precision_beside_single(tmp_path):

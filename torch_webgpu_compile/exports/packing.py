@@ -7,6 +7,7 @@ hold stays as it is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,13 @@ _LARGEST_ERROR = 0.3
 
 _ROWS = 256  # of which the error is computed at a time
 
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+_ON_THE_WAY = (
+    *(aten.t.default, aten._to_copy.default),
+    *(aten.expand.default, aten.view.default, aten._unsafe_view.default),
+    *(aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, operator.getitem),
+)
+"""What may be between a weight and a product: attention divides its weight for other keys."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +180,20 @@ def _is_weight(node: Node) -> bool:
     """
     if any(isinstance(user.target, HigherOrderOperator) for user in node.users):
         return False
-    return any(map(_is_product, node.users)) or any(
+    return _is_multiplied(node) or any(
         user.target is aten.embedding.default and user.args[0] is node for user in node.users
     )
 
 
-def _is_product(node: Node) -> bool:
-    """Whether a user of a weight transposes it for a product, in its dtype or that of autocast."""
-    if node.target is aten._to_copy.default:
-        return any(map(_is_product, node.users))
-    users = node.users if node.target is aten.t.default else ()
-    return any(user.target in _PRODUCTS and user.args[-1] is node for user in users)
+def _is_multiplied(node: Node, is_transposed: bool = False) -> bool:
+    """Whether a product has a weight transposed on its right, in its own dtype or autocast's."""
+    for user in node.users:
+        turned = is_transposed or user.target is aten.t.default
+        if user.target in _ON_THE_WAY and _is_multiplied(user, turned):
+            return True
+        if user.target in _PRODUCTS and is_transposed and user.args[-1] is node:
+            return True
+    return False
 
 
 def _dequantize(node: Node, user: Node, packed: _Packed) -> None:
