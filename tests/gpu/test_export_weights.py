@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 from torch_webgpu_compile import UnsupportedOp, export, load_bundle
+from torch_webgpu_compile.bundle.targets import BROWSER
 from torch_webgpu_compile.options import from_environment
 from torch_webgpu_compile.runtime.device import device_for
 
@@ -143,6 +145,19 @@ def test_a_model_on_the_device_with_sizes_that_calls_choose(tmp_path):
     bundle = load_bundle(folder)
     with_packed(model, bundle)
     for length in (1, 4, 40):
+        ids = torch.arange(length)[None]
+        same(bundle.run("forward", ids=ids.numpy())["output"], model(ids))
+
+
+def test_a_weight_of_which_no_binding_reaches_a_copy(tmp_path):
+    model, ids = language_model(), torch.tensor([[3, 299, 3, 17]])
+    target = replace(BROWSER, max_binding_nbytes=1 << 19, max_buffer_nbytes=1 << 19)
+    options = {"dynamic_shapes": ({1: Dim("length", max=40)},), "target": target}
+    with pytest.raises(UnsupportedOp, match="bytes"):
+        export(model, (ids,), tmp_path / "b", **options)
+    bundle = load_bundle(export(model, (ids,), tmp_path / "b", weights="int4", **options))
+    with_packed(model, bundle)
+    for length in (4, 40):
         ids = torch.arange(length)[None]
         same(bundle.run("forward", ids=ids.numpy())["output"], model(ids))
 
