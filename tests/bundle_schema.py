@@ -10,12 +10,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch_webgpu_compile.bundle.manifest import FORMAT, VERSION, Manifest
 from torch_webgpu_compile.dtypes import BY_NAME, DType
+from torch_webgpu_compile.plan.codec import LEFT_OUT
 from torch_webgpu_compile.symbolic.sizes import Expr
 
 Schema = dict[str, Any]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_PLAIN: dict[Any, str] = {bool: "boolean", int: "integer", str: "string", type(None): "null"}
+_PLAIN: dict[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+}
 
 _INTEGER: Schema = {"type": "integer"}
 _EXPR_REF: Schema = {"$ref": "#/$defs/Expr"}
@@ -106,7 +113,7 @@ def _record(kind: Any, definitions: dict[str, Schema]) -> Schema:
             | ({"description": said[name]} if name in said else {})
             for name in names
         },
-        "required": names,
+        "required": [field.name for field in fields(kind) if field.metadata != LEFT_OUT],
         "additionalProperties": False,
     }
 

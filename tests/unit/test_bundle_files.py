@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from tests.bundle_schema import schema
 from tests.bundles import FORWARD, KERNELS, WEIGHTS, edit, export_sample
 from tests.plan_mutations import altered
-from torch_webgpu_compile import BundleError
+from torch_webgpu_compile import BundleError, export
 from torch_webgpu_compile.bundle.files import BundleWriter, TensorBytes, write_tensors
 from torch_webgpu_compile.bundle.manifest import CHUNK_NBYTES, FORMAT, VERSION, Manifest
 from torch_webgpu_compile.bundle.tensors import read_header
@@ -540,6 +540,7 @@ def errors_of(value: Any, form: Any, whole: Any, place: str = "$") -> list[str]:
     if "enum" in form:
         return [] if value in form["enum"] else [f"{place}: {value!r}"]
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    kinds["number"] = float
     if type(value) is not kinds.get(form["type"], type(None)):
         return [f"{place}: no {form['type']}"]
     found = []
@@ -575,6 +576,24 @@ def test_manifests_follow_the_schema(bundle):
         manifest = json.loads(text)
         change(manifest)
         assert errors_of(manifest, schema(), schema())
+
+
+def test_a_manifest_that_says_how_weights_are_packed(tmp_path):
+    model, path = torch.nn.Linear(64, 64), tmp_path / "manifest.json"
+    export(model, (torch.zeros(1, 64),), tmp_path, weights="int4")
+    manifest = json.loads(path.read_text())
+    assert errors_of(manifest, schema(), schema()) == []
+    assert read_manifest(tmp_path).weights.states["weight"].sizes == (64, 64)
+    for change in (
+        lambda m: put(m["weights"], error="small"),
+        lambda m: put(m["weights"], states={"bias2": m["weights"]["states"]["weight"]}),
+        lambda m: m["weights"].pop("group"),
+    ):
+        changed = json.loads(json.dumps(manifest))
+        change(changed)
+        path.write_text(json.dumps(changed))
+        with pytest.raises(BundleError):
+            read_manifest(tmp_path)
 
 
 def test_reading_needs_neither_torch_nor_jinja(exported):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from tests.unit.test_serialize import make_plan
 from torch_webgpu_compile import dtypes
 from torch_webgpu_compile.dtypes import DType
 from torch_webgpu_compile.plan import model, numbers
-from torch_webgpu_compile.plan.codec import codec_of
+from torch_webgpu_compile.plan.codec import LEFT_OUT, codec_of
 from torch_webgpu_compile.plan.model import Plan
 from torch_webgpu_compile.plan.numbers import HostNumber
 from torch_webgpu_compile.symbolic import nested
@@ -40,6 +40,12 @@ class Point:
 class Tree:
     children: tuple[Tree, ...]
     mark: Color | None = None
+
+
+@dataclass(frozen=True)
+class Later:
+    x: int
+    added: Point | None = field(default=None, metadata=LEFT_OUT)
 
 
 def through_json(hint: Any, value: Any) -> Any:
@@ -71,9 +77,9 @@ def test_every_dataclass_of_a_plan_is_tried_with_every_field_set() -> None:
     assert set(RECORDS) == known
     found = records(make_plan())
     for kind in known:
-        for field in fields(kind):
-            values = [getattr(record, field.name) for record in found if type(record) is kind]
-            assert any(value is False or value not in (None, (), {}) for value in values), field
+        for each in fields(kind):
+            values = [getattr(record, each.name) for record in found if type(record) is kind]
+            assert any(value is False or value not in (None, (), {}) for value in values), each
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
@@ -99,6 +105,16 @@ def test_records_have_exactly_their_fields(kind: type) -> None:
     for other in (None, [], [*data.values()], kind.__name__, 1):
         with pytest.raises(ValueError, match=kind.__name__):
             codec.decode(other)
+
+
+def test_a_field_that_is_left_out() -> None:
+    codec = codec_of(Later)
+    assert codec.encode(Later(1)) == {"x": 1}
+    for value in (Later(1), Later(1, Point(2, 3))):
+        assert through_json(Later, value) == value
+    for data in ({}, {"x": 1, "other": 2}, {"x": 1, "added": 2}, {"added": {"x": 2, "y": 3}}):
+        with pytest.raises(ValueError, match="Later"):
+            codec.decode(data)
 
 
 # Annotation, values, and JSON that is refused.

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tests.gpu.test_export import Decoder
-from torch_webgpu_compile import EntryPoint, export
+from tests.gpu.test_export_weights import language_model, with_packed
+from torch_webgpu_compile import EntryPoint, export, load_bundle
 
 RUN = """
 const model = await runtime.load(given.bundle, {seed: 0});
@@ -217,3 +218,20 @@ return await new Promise((resolve, reject) => {
 });"""
     )
     assert len(found) == 8
+
+
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_packed_weights(weights, in_page, site, in_python):
+    model, ids = language_model(), [[3, 299, 3, 17]]
+    folder = export(model, (torch.tensor(ids),), site[0] / weights, weights=weights)
+    found = in_page(RUN, {"bundle": weights, "calls": [["forward", {"ids": ids}]]})
+    assert_equal(found, in_python(folder, [["forward", {"ids": ids}]]))
+    with_packed(model, load_bundle(folder))
+    wanted = model(torch.tensor(ids)).detach().flatten().tolist()
+    np.testing.assert_allclose(found[0]["output"], wanted, rtol=1e-4, atol=1e-5)
+    said = in_page(
+        "return (await (await fetch(`${given}/manifest.json`)).json()).weights;", weights
+    )
+    assert said["format"] == weights
+    assert 0 < said["error"] < 0.1

@@ -7,11 +7,12 @@ A manifest is the JSON that `plan.codec` makes of these dataclasses. Plans are J
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
 from ..dtypes import DType
+from ..plan.codec import LEFT_OUT
 from ..symbolic.sizes import Expr
 
 FORMAT = "torch-webgpu-bundle"
@@ -177,6 +178,47 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedState:
+    """A state that is a matrix of floats in few bits, which kernels dequantize.
+
+    Its sizes are (rows, words of a row), int32. A row has the fields of all of its blocks one after
+    the other, each in whole words: the levels of all elements, the first in the lowest bits, the
+    groups' scales, their minimums, and the blocks' half floats.
+
+    Attributes:
+        blocks: the format by GGUF's name: ``Q8_0``, ``Q4_1`` or ``Q4_K``.
+        sizes: of the matrix, (rows, columns).
+        error: the norm of what was lost, relative to that of the matrix.
+    """
+
+    blocks: str
+    sizes: tuple[int, ...]
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What ``export(…, weights=…)`` made of the weights of linear layers and embeddings.
+
+    Attributes:
+        format: ``int8`` or ``int4``.
+        group: elements of a row that share a scale.
+        nbytes: of the packed states, with their scales, in each variant.
+        original_nbytes: of the same weights in the model.
+        error: the norm of what all of them lost, relative to theirs: of the weights themselves,
+            not of results.
+        states: those that are packed, by name.
+    """
+
+    format: str
+    group: int
+    nbytes: int
+    original_nbytes: int
+    error: float
+    states: dict[str, PackedState]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle holds.
 
@@ -187,6 +229,7 @@ class Manifest:
         chunk_nbytes: see `File`.
         files: all others of the bundle, by path relative to the manifest.
         variants: the best first; a runtime takes the first that its device can run.
+        weights: how weights are packed; absent where they are not.
     """
 
     format: str
@@ -196,3 +239,4 @@ class Manifest:
     chunk_nbytes: int
     files: dict[str, File]
     variants: tuple[Variant, ...]
+    weights: Weights | None = field(default=None, metadata=LEFT_OUT)

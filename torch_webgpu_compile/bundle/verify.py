@@ -198,6 +198,8 @@ class _ManifestChecks(_Checks):
         self._distinct([variant.name for variant in manifest.variants], "variants")
         for variant in manifest.variants:
             self._check_variant(variant)
+            packed = {*(manifest.weights.states if manifest.weights else ())}
+            self._require(packed <= {*variant.state}, "a packed weight is no state")
 
     def _distinct(self, names: Sequence[str], what: str) -> None:
         self._require(len(set(names)) == len(names), f"two {what} have one name")

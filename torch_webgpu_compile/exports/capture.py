@@ -101,6 +101,7 @@ def capture_function(
     native: frozenset[OpOverload],
     host_numbers: HostNumbers,
     half: Callable[[Tensor], bool] | None = None,
+    change: Callable[[Recorded], Recorded] | None = None,
 ) -> CapturedFunction:
     """Captures a function.
 
@@ -112,6 +113,7 @@ def capture_function(
         host_numbers: see `passes.State`.
         half: of a variant in half precision, whether a state is to be float16; the call is made
             under autocast.
+        change: what is done to the call that was recorded, if anything.
 
     Raises:
         UnsupportedOp: the function cannot be captured; the message says where and why.
@@ -119,6 +121,7 @@ def capture_function(
     rules = Rules(decompositions(native) | symbolic_numbers.DECOMPOSITIONS, native)
     autocast = torch.float16 if half is not None else None
     recorded = record(inputs, names, rules, autocast)
+    recorded = recorded if change is None else change(recorded)
     states = tuple(recorded.states.values())
     with clean_dispatch(symbolic=True), any_sizes():
         fakes = inputs.fakes()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ from ..torch_ops.dtypes import dtype_of
 from .capture import CapturedFunction, capture_function
 from .inputs import ExportInputs, largest
 from .names import Key, Names, key_of
+from .recorded import Recorded
+
+if TYPE_CHECKING:
+    from .packing import Packing
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class EntryPoint:
 
 
 PRECISIONS = ("float32", "float16")
+PACKINGS = ("int8", "int4")
 
 
 def export(
@@ -73,6 +78,7 @@ def export(
     dynamic_shapes: Any = None,
     target: str | os.PathLike[str] | Target = "browser",
     precision: str | Sequence[str] = "float32",
+    weights: str | None = None,
     name: str = "",
     shard_nbytes: int = 64 << 20,
 ) -> Path:
@@ -96,6 +102,10 @@ def export(
             or the path of a file that ``doctor --save-target`` wrote.
         precision: ``float32``; ``float16``: weights, and what autocast computes in it, are half
             precision, for devices with ``shader-f16``; or both, and the device decides.
+        weights: ``int8`` or ``int4``: those of linear layers and embeddings take so many bits of an
+            element, and scales for groups of 32, in all precisions. What an entry changes, as
+            in training, stays as it is, and so does what would not be smaller. The manifest's
+            ``weights`` says which are packed, and what they have lost. The model stays as it is.
         name: of the bundle; by default that of the folder.
         shard_nbytes: most bytes of a file with weights, but for larger tensors.
 
@@ -105,7 +115,7 @@ def export(
     Raises:
         UnsupportedOp: a function depends on values of tensors, or on numbers that its calls change,
             or needs an operator, a dtype or a limit that the target has not; the message names the
-            operator and the line.
+            operator and the line; or ``weights`` are given, and none can be packed.
         BundleError: the folder holds something else.
     """
     if isinstance(function, Mapping):
@@ -130,8 +140,10 @@ def export(
     precisions = (precision,) if isinstance(precision, str) else tuple(precision)
     if not precisions or not set(precisions) <= set(PRECISIONS):
         raise ValueError(f"precision={precision!r} is not valid; use {' or '.join(PRECISIONS)}")
+    if weights is not None and weights not in PACKINGS:
+        raise ValueError(f"weights={weights!r} is not valid; use {' or '.join(PACKINGS)}, or None")
     folder = Path(os.fspath(path))
-    exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes)
+    exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes, weights)
     exporter.write(folder, name or folder.resolve().name, precisions)
     return folder
 
@@ -159,6 +171,7 @@ class _Exporter:
         target: Target,
         options: CompileOptions,
         shard_nbytes: int,
+        weights: str | None,
     ) -> None:
         self._entries = entries
         self._target = target
@@ -168,27 +181,40 @@ class _Exporter:
         self._native = native_operators()
         self._states: dict[Key, str] = {}
         self._unnamed = itertools.count(1)
+        self._weights = weights
+        self._packing: Packing | None = None
 
     def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
         """Compiles everything, and then writes it."""
         with self._names.kept():
+            if self._weights is not None:
+                self._packing = self._packed(self._weights)
             whole = self._compiled("float32")
             compiled = {"float32": whole}
             if "float16" in precisions:
-                changed = {
-                    key_of(entry.captured.states[k])
-                    for entry in whole.values()
-                    for k in entry.captured.changed
-                }
+                changed = _changed(entry.captured for entry in whole.values())
                 compiled["float16"] = self._compiled("float16", changed)
             # Half precision is the better one where it runs.
             order = [each for each in ("float16", "float32") if each in precisions]
             producer = f"torch_webgpu_compile {package_version()}, torch {torch.__version__}"
             with BundleWriter(folder, self._shard_nbytes) as writer:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
-                writer.finish(Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants))
+                packed = None if self._packing is None else self._packing.described(self._states)
+                made = Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants, packed)
+                writer.finish(made)
 
     # ---- compilation
+
+    def _packed(self, format: str) -> Packing:
+        """The weights, packed: all entries are captured, as what one of them changes is not."""
+        from .packing import Packing  # registers operators
+
+        packing = Packing(format)
+        captured = [
+            self._capture(name, entry, None, packing.find) for name, entry in self._entries.items()
+        ]
+        packing.pack(_changed(captured), self._names.known())
+        return packing
 
     def _compiled(self, precision: str, changed: set[Key] | None = None) -> dict[str, _Compiled]:
         target, half = self._target, None
@@ -209,8 +235,8 @@ class _Exporter:
         target: Target,
         half: Callable[[Tensor], bool] | None,
     ) -> _Compiled:
-        inputs = ExportInputs(entry.function, entry.args, entry.kwargs or {}, entry.dynamic_shapes)
-        captured = capture_function(name, inputs, self._names, self._native, host_numbers, half)
+        packing = self._packing
+        captured = self._capture(name, entry, half, None if packing is None else packing.applied)
 
         def made(graph: CapturedGraph, phase: Phase) -> Plan:
             return compile_graph(graph, phase, target, self._options).plan
@@ -232,12 +258,23 @@ class _Exporter:
         _check_plan(name, plan, captured.largest, captured, target)
         return _Compiled(captured, _published(plan))
 
+    def _capture(
+        self,
+        name: str,
+        entry: EntryPoint,
+        half: Callable[[Tensor], bool] | None,
+        change: Callable[[Recorded], Recorded] | None,
+    ) -> CapturedFunction:
+        inputs = ExportInputs(entry.function, entry.args, entry.kwargs or {}, entry.dynamic_shapes)
+        return capture_function(name, inputs, self._names, self._native, host_numbers, half, change)
+
     # ---- writing
 
     def _variant(
         self, writer: BundleWriter, precision: str, entries: Mapping[str, _Compiled]
     ) -> Variant:
         known = self._names.known()
+        known = known if self._packing is None else self._packing.named(known)
         states: dict[str, State] = {}
         values: dict[str, TensorBytes] = {}
         named: dict[str, list[str]] = {}
@@ -275,6 +312,11 @@ class _Exporter:
         limits = needed_limits((entry.plan, entry.captured.largest) for entry in entries.values())
         features = ("shader-f16",) if precision == "float16" else ()
         return Variant(precision, features, limits, kernels, states, made)
+
+
+def _changed(captured: Iterable[CapturedFunction]) -> set[Key]:
+    """The states that one of these changes."""
+    return {key_of(each.states[k]) for each in captured for k in each.changed}
 
 
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:

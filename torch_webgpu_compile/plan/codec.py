@@ -1,7 +1,8 @@
 """Dataclasses to JSON and back: the annotations of their fields are the schema.
 
-A dataclass is an object with all of its fields, a tuple or set an array, an enumeration's member
-or a dtype its name, bytes base64, a float that is not finite its `repr`. An `Expr` is a number, or
+A dataclass is an object with all of its fields (but for `LEFT_OUT`), a tuple or set an array, an
+enumeration's member or a dtype its name, bytes base64, a float that is not finite its `repr`. An
+`Expr` is a number, or
 ``{"c": constant, "t": [[coefficient, atom, …], …]}``, where an atom is ``[symbol's name, lower
 bound]``, ``["//", numerator, denominator]`` or ``["%", …]``. In a union, None, booleans, integers,
 strings and tuples stand for themselves, anything else is ``{class name: value}``, except that a
@@ -30,6 +31,9 @@ from ..symbolic.sizes import INT64, Atom, Expr, FloorDiv, Symbol, as_expr, floor
 from .numbers import HostNumber
 
 Json = Any
+
+LEFT_OUT = {"left_out": True}
+"""The metadata of a field that is left out where it is None, as readers of older versions want."""
 
 _PLAIN = {type(None): type(None), bool: bool, int: int, str: str, tuple: list}
 """What stands for itself in a union, as JSON."""
@@ -272,23 +276,31 @@ def _record(kind: Any) -> Codec:
         hints = get_type_hints(kind)
         return [(field.name, codec_of(hints[field.name])) for field in fields(kind)]
 
+    optional = {field.name for field in fields(kind) if field.metadata == LEFT_OUT}
+
     def encode(value: Any) -> Json:
         check(value)
-        return {name: codec.encode(getattr(value, name)) for name, codec in members()}
+        made = {name: codec.encode(getattr(value, name)) for name, codec in members()}
+        for name in optional:
+            if made[name] is None:
+                del made[name]
+        return made
 
     def decode(data: Json) -> Any:
         if type(data) is not dict:
             _refuse(kind.__name__, data)
-        values, name = [], ""
+        values, name, unknown = [], "", set[str]()
         try:
             for name, codec in members():
-                values.append(codec.decode(data[name]))
+                is_absent = name in optional and name not in data
+                values.append(None if is_absent else codec.decode(data[name]))
         except KeyError:
             raise ValueError(f"{kind.__name__}.{name} is missing") from None
         except ValueError as error:
             raise ValueError(f"{kind.__name__}.{name}: {error}") from None
-        if len(data) > len(values):
+        if len(data) > len(values) - len(optional):
             unknown = set(data) - {name for name, _ in members()}
+        if unknown:
             raise ValueError(f"{kind.__name__} has no {brief(sorted(unknown))}")
         return kind(*values)
 

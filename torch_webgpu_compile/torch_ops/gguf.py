@@ -85,6 +85,14 @@ class Format(NamedTuple):
         words = [-(-bits // 32) for bits in (*levels, groups, minimums, halves)]
         return [*words, -sum(words) % _ALIGNMENT]
 
+    def filled(self, columns: int) -> int:
+        """Elements of a row of whole blocks that has so many."""
+        return -(-columns // self.block) * self.block
+
+    def row_words(self, columns: int) -> int:
+        """Words of a row of so many elements, filled up to whole blocks."""
+        return sum(self.words(self.filled(columns)))
+
 
 # -- the fields of blocks --------------------------------------------------------------------------
 
@@ -243,7 +251,11 @@ def fields_of_parts(blocks: Tensor, ggml_type: int) -> list[Tensor]:
         uint8 (blocks, bytes of the field in a plane).
     """
     form = BY_NUMBER[ggml_type]
-    fields = form.split(blocks)
+    return packed_fields(form.split(blocks), form)
+
+
+def packed_fields(fields: Fields, form: Format) -> list[Tensor]:
+    """Each field of blocks, packed: what `fields_of_parts` gives."""
     pieces, shift = [], 0
     for width in form.bits:
         pieces.append(_packed((fields.levels >> shift) & ((1 << width) - 1), width))
@@ -264,11 +276,24 @@ def pack(blocks: Tensor, ggml_type: int) -> Tensor:
     """
     form = BY_NUMBER[ggml_type]
     outer, columns = blocks.shape[:-1], blocks.shape[-1] // form.nbytes * form.block
+    return joined(fields(blocks.reshape(-1, form.nbytes), ggml_type), outer, form, columns)
+
+
+def joined(fields: Sequence[Tensor], outer: Sequence[int], form: Format, columns: int) -> Tensor:
+    """The planes of rows of so many elements, of the fields of their blocks.
+
+    Args:
+        fields: of `packed_fields`.
+        outer: the sizes of the weight without ``columns``.
+
+    Returns:
+        int32 (*outer, words of a row).
+    """
     rows = []
-    for field in fields(blocks.reshape(-1, form.nbytes), ggml_type):
+    for field in fields:
         row = field.view(*outer, -1)
         rows += [row, row.new_zeros(*outer, -row.shape[-1] % 4)]
-    rows.append(blocks.new_zeros(*outer, 4 * form.words(columns)[-1]))
+    rows.append(row.new_zeros(*outer, 4 * form.words(columns)[-1]))
     return torch.cat([row for row in rows if row.numel()], -1).view(torch.int32)
 
 

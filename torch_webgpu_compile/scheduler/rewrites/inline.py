@@ -137,8 +137,9 @@ def _pays(node: Pointwise, users: list[Node], graph: LoopGraph, target: Target) 
         cheap = cost.is_cheap_in_tiles(own_work, len(loads), target)
         once = len(users) == 1 and _is_loaded_once(node, users[0])
         beside = len(users) == 1 and _is_beside_units(node, users[0], own_work, target)
+        unbound = len(users) == 1 and _is_beyond_bindings(node, users[0], graph, target)
         masks = _is_of_scores(node, users, graph) and cost.is_cheap_in_scores(own_work, target)
-        return free or ((cheap or once or beside or masks) and not reads_anchor)
+        return free or ((cheap or once or beside or unbound or masks) and not reads_anchor)
     repeats = sum(_repeats(node, user) for user in users)
     if free or _is_widening(node) or (len(users) == 1 and repeats <= 1):
         return True
@@ -235,6 +236,16 @@ def _is_beside_units(node: Pointwise, user: Node, work: int, target: Target) -> 
     rows = magnitude(product(user.rows))
     has_units = factor_of([user]) == "f16" and units_config([user], target) is not None
     return rows is not None and has_units and cost.is_cheap_in_units(work, rows, target)
+
+
+def _is_beyond_bindings(node: Pointwise, user: Node, graph: LoopGraph, target: Target) -> bool:
+    """Whether a node is a dequantized weight of a product, of which no binding reaches a copy.
+
+    It is computed for every tile of rows then, from half of its bytes or less.
+    """
+    own, *read = (typical(graph.buffers[name].nbytes) for name in (node.output, *inputs_of(node)))
+    most = target.max_binding_nbytes
+    return _reads_right(user, node) and own > most and max(read, default=0) <= min(most, own // 2)
 
 
 def _reads_right(user: Node, node: Pointwise) -> TypeGuard[Contraction]:
