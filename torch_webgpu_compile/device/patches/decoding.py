@@ -23,18 +23,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...capture.graph.wrappers import GraphCall, noted_calls, repeat
 from ...tensors import devices, generators
 from ...tensors.copying import start_to_host
-from ...torch_private import FailOnRecompileLimitHit, Unsupported
 from ..import_hooks import around
 from . import sampling as choices
 from .generation import OF_SAMPLE, is_usual, is_within, leaves_masks_to_model, sampling_of, takes
+
+if TYPE_CHECKING:
+    from ...capture.graph.wrappers import GraphCall
 
 MOST_STEPS = 8
 """Steps that are submitted together. The first ones are fewer, so that no more is thrown away after
@@ -264,6 +265,8 @@ class _Compiled:
         self.is_whole = True
 
     def __call__(self, *arguments: Any) -> Any:
+        from ...torch_private import FailOnRecompileLimitHit, Unsupported  # loads Dynamo
+
         if not self.is_whole:
             return self._run(*arguments)
         try:
@@ -355,6 +358,8 @@ class Steps:
 
     def run(self, count: int) -> None:
         """Submits so many."""
+        from ...capture.graph.wrappers import noted_calls, repeat  # loads Dynamo
+
         while count and self._known is None:
             with noted_calls() as calls:
                 self._step()
