@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
+import torch_webgpu_compile
 from web.build import WEB, build_runtime, has_npm, npm_environment
 
+PACKAGED = Path(torch_webgpu_compile.__file__).parent / "exports" / "runtime"
 
-def test_in_node():
+
+@pytest.fixture
+def runtime() -> Path:
+    """The folder with the built runtime; what builds and bundles it is installed then."""
     if not has_npm():
         pytest.skip("there is no npm to build the runtime with")
-    build_runtime()  # installs what the tests bundle the modules with
+    return build_runtime().parent
+
+
+@pytest.mark.usefixtures("runtime")
+def test_in_node():
     tests = sorted(str(path) for path in (WEB / "tests").glob("*.test.mjs"))
     assert tests
     run("node", "--test", *tests)
@@ -35,6 +44,31 @@ def run(*command: str, folder: Path = WEB) -> str:
     return ran.stdout
 
 
+def test_the_python_package_has_this_runtime(runtime: Path) -> None:
+    """What `export` writes beside bundles is what the sources in `web/src` make."""
+    built = {path.name: path.read_bytes() for path in runtime.glob("torch-webgpu*")}
+    packaged = {path.name: path.read_bytes() for path in PACKAGED.iterdir()}
+    assert set(built) == set(packaged)
+    differ = {name for name in built if built[name] != packaged[name]}
+    assert not differ, "`npm run build` in web/ writes them; commit what it makes"
+
+
+def check_types(folder: Path, *files: str, **options: object) -> None:
+    """Fails where TypeScript finds an error in files of a folder, or emits them."""
+    chosen = {
+        "strict": True,
+        "target": "es2022",
+        "module": "nodenext",
+        "noUncheckedIndexedAccess": True,
+        "typeRoots": [str(WEB / "node_modules" / "@webgpu")],
+        "types": ["types"],
+        **options,
+    }
+    config = {"compilerOptions": chosen, "files": files}
+    (folder / "tsconfig.json").write_text(json.dumps(config))
+    run("node", str(WEB / "node_modules" / "typescript" / "bin" / "tsc"), "-p", str(folder))
+
+
 PROGRAM = """
 import {load, DeviceLostError, type Model} from "torch-webgpu";
 
@@ -53,21 +87,22 @@ console.log(typeof load, new DeviceLostError("gone") instanceof Error);
 """
 
 
+@pytest.mark.usefixtures("runtime")
 def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
-    """`npm pack` has the module and its types, and what needs both finds them."""
-    if not has_npm():
-        pytest.skip("there is no npm to build the runtime with")
-    build_runtime()
+    """`npm pack` has the modules and their types, and what needs both finds them."""
     (packed,) = json.loads(run("npm", "pack", "--json", f"--pack-destination={tmp_path}"))
-    names = {file["path"] for file in packed["files"]}
-    assert {
-        "package.json",
+    assert {file["path"] for file in packed["files"]} == {
+        "LICENSE",
         "README.md",
-        "dist/torch-webgpu.js",
         "dist/torch-webgpu-composed.js",
-        "dist/index.d.ts",
-    } <= names
-    assert all(name.startswith("dist/") for name in names - {"package.json", "README.md"})
+        "dist/torch-webgpu.d.ts",
+        "dist/torch-webgpu.js",
+        "package.json",
+    }
+    about = json.loads((WEB / "package.json").read_text())
+    for named in (about["main"], about["types"], about["unpkg"], about["jsdelivr"]):
+        assert (WEB / named).exists()
+    assert (WEB / "LICENSE").read_text() == (WEB.parent / "LICENSE").read_text()
     (tmp_path / "package.json").write_text('{"type": "module", "private": true}')
     (tmp_path / "program.ts").write_text(PROGRAM)
     run(
@@ -79,14 +114,17 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
         packed["filename"],
         folder=tmp_path,
     )
-    typescript = WEB / "node_modules" / "typescript" / "bin" / "tsc"
-    options = {
-        "strict": True,
-        "target": "es2022",
-        "module": "nodenext",
-        "typeRoots": [str(WEB / "node_modules" / "@webgpu")],
-        "types": ["types"],
-    }
-    (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": options}))
-    run("node", str(typescript), "-p", str(tmp_path))
+    check_types(tmp_path, "program.ts")
     assert run("node", "program.js", folder=tmp_path) == "function true\n"
+    bundled = bundle(tmp_path, "program.js")
+    assert run("node", str(bundled), folder=tmp_path) == "function true\n"
+    assert list(bundled.parent.glob("torch-webgpu-composed-*.js"))
+
+
+def bundle(folder: Path, entry: str, *options: str) -> Path:
+    """What a bundler, here esbuild, makes of a module, as Vite does: with a file for each `import()`."""
+    esbuild = WEB / "node_modules" / "esbuild" / "bin" / "esbuild"
+    made = folder / "built"
+    command = ["--bundle", "--splitting", "--format=esm", f"--outdir={made}", *options]
+    run(str(esbuild), entry, *command, folder=folder)
+    return (made / entry).with_suffix(".js")

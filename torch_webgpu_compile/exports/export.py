@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def export(
     precision: str | Sequence[str] = "float32",
     name: str = "",
     shard_nbytes: int = 64 << 20,
+    runtime: bool = True,
 ) -> Path:
     """Writes a bundle, which runs in browsers and in Python without PyTorch.
 
@@ -98,6 +100,8 @@ def export(
             precision, for devices with ``shader-f16``; or both, and the device decides.
         name: of the bundle; by default that of the folder.
         shard_nbytes: most bytes of a file with weights, but for larger tensors.
+        runtime: whether the folder gets the modules that run the bundle in a page, too
+            (``torch-webgpu.js``, 60 kB); a page that has them from npm needs none.
 
     Returns:
         The folder.
@@ -132,7 +136,7 @@ def export(
         raise ValueError(f"precision={precision!r} is not valid; use {' or '.join(PRECISIONS)}")
     folder = Path(os.fspath(path))
     exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes)
-    exporter.write(folder, name or folder.resolve().name, precisions)
+    exporter.write(folder, name or folder.resolve().name, precisions, runtime)
     return folder
 
 
@@ -169,7 +173,7 @@ class _Exporter:
         self._states: dict[Key, str] = {}
         self._unnamed = itertools.count(1)
 
-    def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
+    def write(self, folder: Path, name: str, precisions: Sequence[str], runtime: bool) -> None:
         """Compiles everything, and then writes it."""
         with self._names.kept():
             whole = self._compiled("float32")
@@ -186,7 +190,8 @@ class _Exporter:
             producer = f"torch_webgpu_compile {package_version()}, torch {torch.__version__}"
             with BundleWriter(folder, self._shard_nbytes) as writer:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
-                writer.finish(Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants))
+                manifest = Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants)
+                writer.finish(manifest, _runtime() if runtime else {})
 
     # ---- compilation
 
@@ -275,6 +280,12 @@ class _Exporter:
         limits = needed_limits((entry.plan, entry.captured.largest) for entry in entries.values())
         features = ("shader-f16",) if precision == "float16" else ()
         return Variant(precision, features, limits, kernels, states, made)
+
+
+def _runtime() -> dict[str, bytes]:
+    """The modules that run bundles in pages, and their types, as ``npm run build`` made them."""
+    folder = resources.files(__package__) / "runtime"
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:
