@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import torch_webgpu_compile
+from torch_webgpu_compile import export
 from web.build import WEB, build_runtime, has_npm, npm_environment
 
 PACKAGED = Path(torch_webgpu_compile.__file__).parent / "exports" / "runtime"
@@ -67,6 +70,61 @@ def check_types(folder: Path, *files: str, **options: object) -> None:
     config = {"compilerOptions": chosen, "files": files}
     (folder / "tsconfig.json").write_text(json.dumps(config))
     run("node", str(WEB / "node_modules" / "typescript" / "bin" / "tsc"), "-p", str(folder))
+
+
+# Of each marked line TypeScript has to say that it is wrong.
+TYPED = """
+import {load, type Model, type Tensor} from "./two/torch-webgpu.js";
+import type {Bundle} from "./two/bundle.js";
+
+export async function use(): Promise<void> {
+  const model = await load<Bundle>("two/");
+  const {mean, "pair.0": first, "pair.1": count} = await model.run("step", {x: [[1, 2, 3]], n: 2});
+  const elements: Float32Array = await mean.read();
+  const counts: BigInt64Array = await count.read({keep: true});
+  await model.run("step", {x: first, n: count}, {signal: AbortSignal.timeout(elements.length + counts.length)});
+  const {output} = await model.run("bare");
+  const weight: Float32Array = await model.readState("weight");
+  model.writeState("weight", weight);
+  const any: Model = model;
+  const found: Record<string, Tensor> = await any.run("step", {x: output});
+  // @ts-expect-error: no entry
+  await model.run("stop");
+  // @ts-expect-error: an input is missing
+  await model.run("step", {x: [[1, 2, 3]]});
+  // @ts-expect-error: all of them are
+  await model.run("step");
+  // @ts-expect-error: no input
+  await model.run("step", {x: [[1, 2, 3]], n: 2, m: 1});
+  // @ts-expect-error: another dtype
+  await model.run("step", {x: count, n: 2});
+  // @ts-expect-error: no result
+  console.log(found, (await model.run("bare")).mean);
+  // @ts-expect-error: other elements
+  const wrong: Float32Array = await count.read();
+  // @ts-expect-error: no state
+  model.writeState("bias", wrong);
+}
+"""
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("options", [{}, {"types": [], "skipLibCheck": True}], ids=str)
+def test_a_bundle_has_types(options: dict[str, object], tmp_path: Path) -> None:
+    """With the types of WebGPU, and without them in a project that does not check libraries."""
+    linear = nn.Linear(3, 4, bias=False)
+
+    def step(x, n):
+        return {"mean": linear(x).mean(), "pair": [x * 2, n + 1]}
+
+    entries = {
+        "step": (step, (torch.zeros(5, 3), torch.tensor(2))),
+        "bare": (lambda: linear.weight,),
+    }
+    export(entries, tmp_path / "two")
+    (tmp_path / "program.ts").write_text(TYPED)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    check_types(tmp_path, "program.ts", noEmit=True, **options)
 
 
 PROGRAM = """

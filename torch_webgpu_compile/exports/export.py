@@ -30,6 +30,7 @@ from ..bundle.manifest import (
 from ..bundle.manifest import Tensor as TensorSpec
 from ..bundle.target_file import package_version
 from ..bundle.targets import allocated, bound, knows, needed_limits, target_of
+from ..bundle.typescript import DECLARATIONS, declarations
 from ..capture.control_flow.numbers import size_of
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph, host_numbers, native_operators
@@ -191,7 +192,8 @@ class _Exporter:
             with BundleWriter(folder, self._shard_nbytes) as writer:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
                 manifest = Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants)
-                writer.finish(manifest, _runtime() if runtime else {})
+                beside = {DECLARATIONS: declarations(manifest).encode()}
+                writer.finish(manifest, beside | (_runtime() if runtime else {}))
 
     # ---- compilation
 
