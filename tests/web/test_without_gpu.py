@@ -183,6 +183,13 @@ def bundle(folder: Path, entry: str, *options: str) -> Path:
     """What a bundler, here esbuild, makes of a module, as Vite does: with a file for each `import()`."""
     esbuild = WEB / "node_modules" / "esbuild" / "bin" / "esbuild"
     made = folder / "built"
-    command = ["--bundle", "--splitting", "--format=esm", f"--outdir={made}", *options]
+    command = [
+        "--bundle",
+        "--splitting",
+        "--format=esm",
+        "--outbase=.",
+        f"--outdir={made}",
+        *options,
+    ]
     run(str(esbuild), entry, *command, folder=folder)
     return (made / entry).with_suffix(".js")
