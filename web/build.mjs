@@ -20,17 +20,18 @@ function write(name, text) {
 const LARGEST = {
   "torch-webgpu": { bytes: 40 * 1024, gzipped: 16 * 1024 },
   "torch-webgpu-composed": { bytes: 20_000, gzipped: 8 * 1024 },
+  "torch-webgpu-report": { bytes: 4_000, gzipped: 2 * 1024 },
 };
 
 // Properties that neither a page, nor JSON, nor the browser ever sees.
 const INTERNAL = [
-  "alive", "allocated", "arena", "base", "bound", "boundTo", "bytesOf", "cached", "callables", "change",
+  "alive", "allocate", "allocated", "arena", "base", "bound", "boundTo", "bytesOf", "cached", "callables", "change",
   "changed", "chunksOf", "compileOne", "composing", "copied", "counted", "counts", "damaged", "dead", "drawn", "draws", "drop", "ending", "entry", "expect", "fail", "failure",
   "fetchChunks", "fetcher", "firstChecks", "fitting", "free", "generation", "give", "given", "gpu", "group",
   "groups", "hasChecks", "hasReports", "held", "goesOn", "install", "isAlone", "isChecked", "isDestroyed", "isInPlace", "isOwn",
   "isWritten", "place", "placed", "last", "laidOut", "lastCheck", "layouts", "leave", "loadAll", "made", "memory", "modules", "names",
   "nbytesOf", "numbered", "onBytes", "onPipeline", "outer", "own", "parametersSize", "parsed", "parts", "pool",
-  "position", "positions", "prepare", "program", "programs", "readBytes", "readback", "reader", "report", "reserve",
+  "position", "positions", "prepare", "program", "programs", "readBytes", "readback", "reader", "release", "report", "reserve",
   "restoring", "returned", "roles", "room", "saved", "scopes", "settled", "shapes", "since", "sized", "sizedAt",
   "slots", "sources", "staging", "stateAs", "stateEntries", "states", "lend", "uniform", "upload", "uploaded", "urge", "usable", "hold", "users", "versions", "wanted",
 ];
@@ -77,6 +78,7 @@ for (const [name, entry, options] of [
   ["torch-webgpu-composed", "composed", {
     format: "iife", globalName: "made", plugins: [lent], banner: { js: "export default shared => {" }, footer: { js: "return made; };" },
   }],
+  ["torch-webgpu-report", "report", { format: "esm" }],
 ]) {
   const made = await build({
     entryPoints: [`src/${entry}.ts`],
@@ -105,5 +107,5 @@ for (const [name, entry, options] of [
   }
 }
 
-const [types] = declarations(["index"]);
-write("torch-webgpu.d.ts", types);
+const types = declarations({ "torch-webgpu": "index", "torch-webgpu-report": "report" });
+for (const [name, text] of Object.entries(types)) write(`${name}.d.ts`, text);

@@ -26,7 +26,7 @@ function referred(node) {
   return name ? [name.getText(), ...inner] : inner;
 }
 
-/** The types of what these modules of src/ export, each with its text. */
+/** The types of what modules of src/ export, by the name that each has when built; all but the first take from it what it exports. */
 export function declarations(entries) {
   const files = emitted();
   const all = new Map();
@@ -36,7 +36,9 @@ export function declarations(entries) {
       all.set(nameOf(statement), [...(all.get(nameOf(statement)) ?? []), statement]);
     }
   }
-  return entries.map((entry) => {
+  const first = Object.keys(entries)[0];
+  const given = new Set();
+  return Object.fromEntries(Object.entries(entries).map(([built, entry]) => {
     const file = files.get(`./${entry}.js`);
     const exported = new Set();
     for (const statement of file.statements) {
@@ -47,11 +49,13 @@ export function declarations(entries) {
     }
     const reached = new Set(exported);
     for (const name of reached) {
+      if (given.has(name)) continue;
       const found = all.get(name) ?? [];
       if (found.length > 1) throw new Error(`${found.length} modules declare ${name}; types in one file need one name each`);
       for (const other of found.flatMap(referred)) if (all.has(other)) reached.add(other);
     }
-    const texts = [...reached].map((name) => {
+    const taken = [...reached].filter((name) => given.has(name));
+    const texts = [...reached].filter((name) => !given.has(name)).map((name) => {
       const [statement] = all.get(name);
       const comment = statement.jsDoc?.at(-1)?.getText();
       const text = statement.getText().replace(/^export /, "").replace(/^declare /, "");
@@ -59,6 +63,8 @@ export function declarations(entries) {
       return `${comment ? `${comment}\n` : ""}${exported.has(name) ? "export " : ""}${word}${text}`;
     });
     const about = ts.getLeadingCommentRanges(file.text, 0)?.[0];
-    return `${about ? `${file.text.slice(about.pos, about.end)}\n\n` : ""}${texts.join("\n")}\nexport {};\n`;
-  });
+    if (built === first) exported.forEach((name) => given.add(name));
+    const imports = taken.length ? `import type { ${taken.join(", ")} } from "./${first}.js";\n` : "";
+    return [built, `${about ? `${file.text.slice(about.pos, about.end)}\n\n` : ""}${imports}${texts.join("\n")}\nexport {};\n`];
+  }));
 }

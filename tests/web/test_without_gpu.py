@@ -75,6 +75,7 @@ def check_types(folder: Path, *files: str, **options: object) -> None:
 # Of each marked line TypeScript has to say that it is wrong.
 TYPED = """
 import {load, type Model, type Tensor} from "./two/torch-webgpu.js";
+import {type Report, report} from "./two/torch-webgpu-report.js";
 import type {Bundle} from "./two/bundle.js";
 
 export async function use(): Promise<void> {
@@ -88,6 +89,10 @@ export async function use(): Promise<void> {
   model.writeState("weight", weight);
   const any: Model = model;
   const found: Record<string, Tensor> = await any.run("step", {x: output});
+  const {kernels, gpuMemory}: Report = await report(model, "step", {x: [[1, 2, 3]], n: 2}, {calls: 3});
+  console.log(kernels, gpuMemory, (await report(any)).timing);
+  // @ts-expect-error: no entry
+  await report(model, "stop");
   // @ts-expect-error: no entry
   await model.run("stop");
   // @ts-expect-error: an input is missing
@@ -153,6 +158,8 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
         "LICENSE",
         "README.md",
         "dist/torch-webgpu-composed.js",
+        "dist/torch-webgpu-report.d.ts",
+        "dist/torch-webgpu-report.js",
         "dist/torch-webgpu.d.ts",
         "dist/torch-webgpu.js",
         "package.json",

@@ -47,7 +47,9 @@ BESIDE = (
     "bundle.d.ts",
     "torch-webgpu.js",
     "torch-webgpu-composed.js",
+    "torch-webgpu-report.js",
     "torch-webgpu.d.ts",
+    "torch-webgpu-report.d.ts",
 )
 """What may lie in a bundle's folder for pages: its types, the runtime, and the runtime's types."""
 
