@@ -1,24 +1,37 @@
-// Bundles the runtime into one minified module, and refuses one that has grown too large.
+// Bundles the runtime into one minified module, with its types, and refuses one that has grown too large.
+//
+//   node build.mjs FOLDER …     writes it into each of these
 import { build } from "esbuild";
-import { readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 import { minify } from "terser";
+import { declarations } from "./declarations.mjs";
+
+const folders = process.argv.slice(2);
+
+function write(name, text) {
+  for (const folder of folders) {
+    mkdirSync(folder, { recursive: true });
+    writeFileSync(`${folder}/${name}`, text);
+  }
+}
 
 // Most pages never fetch the second one, which runs loops, branches and sizes that data decide; it takes 600 bytes of the first one.
 const LARGEST = {
   "torch-webgpu": { bytes: 40 * 1024, gzipped: 16 * 1024 },
   "torch-webgpu-composed": { bytes: 20_000, gzipped: 8 * 1024 },
+  "torch-webgpu-report": { bytes: 4_000, gzipped: 2 * 1024 },
 };
 
 // Properties that neither a page, nor JSON, nor the browser ever sees.
 const INTERNAL = [
-  "alive", "allocated", "arena", "base", "bound", "boundTo", "bytesOf", "cached", "callables", "change",
+  "alive", "allocate", "allocated", "arena", "base", "bound", "boundTo", "bytesOf", "cached", "callables", "change",
   "changed", "chunksOf", "compileOne", "composing", "copied", "counted", "counts", "damaged", "dead", "drawn", "draws", "drop", "ending", "entry", "expect", "fail", "failure",
   "fetchChunks", "fetcher", "firstChecks", "fitting", "free", "generation", "give", "given", "gpu", "group",
   "groups", "hasChecks", "hasReports", "held", "goesOn", "install", "isAlone", "isChecked", "isDestroyed", "isInPlace", "isOwn",
   "isWritten", "place", "placed", "last", "laidOut", "lastCheck", "layouts", "leave", "loadAll", "made", "memory", "modules", "names",
   "nbytesOf", "numbered", "onBytes", "onPipeline", "outer", "own", "parametersSize", "parsed", "parts", "pool",
-  "position", "positions", "prepare", "program", "programs", "readBytes", "readback", "reader", "report", "reserve",
+  "position", "positions", "prepare", "program", "programs", "readBytes", "readback", "reader", "release", "report", "reserve",
   "restoring", "returned", "roles", "room", "saved", "scopes", "settled", "shapes", "since", "sized", "sizedAt",
   "slots", "sources", "staging", "stateAs", "stateEntries", "states", "lend", "uniform", "upload", "uploaded", "urge", "usable", "hold", "users", "versions", "wanted",
 ];
@@ -65,11 +78,11 @@ for (const [name, entry, options] of [
   ["torch-webgpu-composed", "composed", {
     format: "iife", globalName: "made", plugins: [lent], banner: { js: "export default shared => {" }, footer: { js: "return made; };" },
   }],
+  ["torch-webgpu-report", "report", { format: "esm" }],
 ]) {
-  const outfile = `dist/${name}.js`;
-  ({ mangleCache } = await build({
+  const made = await build({
     entryPoints: [`src/${entry}.ts`],
-    outfile,
+    write: false,
     bundle: true,
     minify: true,
     mangleProps: new RegExp(`^(${INTERNAL.join("|")})$`),
@@ -78,17 +91,21 @@ for (const [name, entry, options] of [
     charset: "utf8",
     legalComments: "none",
     ...options,
-  }));
+  });
+  ({ mangleCache } = made);
   // Its second passes take a twentieth off what is left.
-  const { code } = await minify(readFileSync(outfile, "utf8"), {
+  const { code } = await minify(made.outputFiles[0].text, {
     module: true,
     compress: { passes: 3, ecma: 2022, unsafe_arrows: true, pure_getters: true, hoist_funs: true },
   });
-  writeFileSync(outfile, code);
+  write(`${name}.js`, code);
   const text = Buffer.from(code);
   const size = { bytes: text.length, gzipped: gzipSync(text, { level: 9 }).length };
-  console.log(`${outfile}: ${size.bytes} bytes, ${size.gzipped} gzipped`);
+  console.log(`${name}.js: ${size.bytes} bytes, ${size.gzipped} gzipped`);
   for (const [unit, most] of Object.entries(LARGEST[name])) {
-    if (size[unit] > most) throw new Error(`${outfile} has ${size[unit]} ${unit}, more than ${most}`);
+    if (size[unit] > most) throw new Error(`${name}.js has ${size[unit]} ${unit}, more than ${most}`);
   }
 }
+
+const types = declarations({ "torch-webgpu": "index", "torch-webgpu-report": "report" });
+for (const [name, text] of Object.entries(types)) write(`${name}.d.ts`, text);

@@ -55,12 +55,12 @@ def build_runtime() -> Path:
     made = WEB / "dist" / "torch-webgpu.js"
     with (WEB / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        inputs = [*WEB.glob("src/*.ts"), WEB / "build.mjs", WEB / "package-lock.json"]
+        inputs = [*WEB.glob("src/*.ts"), *WEB.glob("*.mjs"), WEB / "package-lock.json"]
         newest = max(path.stat().st_mtime for path in inputs)
         if not (WEB / "node_modules" / "esbuild").exists():
             _npm("ci", "--silent", "--no-audit", "--no-fund")
         if not made.exists() or made.stat().st_mtime < newest:
-            _npm("run", "--silent", "build")
+            _npm("run", "--silent", "dist")
     return made
 
 
@@ -90,7 +90,7 @@ def build_similarity(folder: Path) -> None:
     with torch.no_grad():
         example = tokenize(source, SENTENCES[:1])
         bundle = folder / "bundle"
-        torch_webgpu_compile.export(encoder, example, bundle, dynamic_shapes=shapes)
+        torch_webgpu_compile.export(encoder, example, bundle, dynamic_shapes=shapes, runtime=False)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, folder / name)
     (folder / "sentences.json").write_text(json.dumps(SENTENCES))
@@ -145,7 +145,7 @@ def build_digits(folder: Path) -> None:
         "train_step": EntryPoint(train_step, batch),
         "predict": EntryPoint(predict, (images[:8],), None, shapes),
     }
-    torch_webgpu_compile.export(entries, folder / "bundle")
+    torch_webgpu_compile.export(entries, folder / "bundle", runtime=False)
     pixels = (images * 16).to(torch.uint8).flatten().numpy().tobytes()
     (folder / "digits.bin").write_bytes(pixels + labels.to(torch.uint8).numpy().tobytes())
 
@@ -296,7 +296,7 @@ def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
 
 
 def build_generate(folder: Path, made: Checkpoint) -> None:
-    torch_webgpu_compile.export(text_entries(made), folder / "bundle")
+    torch_webgpu_compile.export(text_entries(made), folder / "bundle", runtime=False)
     (folder / "about.json").write_text(json.dumps(made.about))
     for path in made.files:
         shutil.copy(path, folder / path.name)

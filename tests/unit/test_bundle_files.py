@@ -101,6 +101,18 @@ def test_what_is_written_is_read(tmp_path):
     assert left == ["manifest.json", "manifest.json.gz"]
 
 
+def test_what_lies_beside_a_bundle_is_of_its_version(tmp_path):
+    """The manifest does not list it; the next bundle has its own, or none."""
+    with BundleWriter(tmp_path) as writer:
+        manifest = writer.finish(EMPTY, {"torch-webgpu.js": b"old", "bundle.d.ts": b"old"})
+    assert manifest.files == {}
+    with BundleWriter(tmp_path) as writer:
+        writer.finish(EMPTY, {"torch-webgpu.js": b"new"})
+    found = {path.name for path in tmp_path.iterdir()} - {"manifest.json", "manifest.json.gz"}
+    assert found == {"torch-webgpu.js", "torch-webgpu.js.gz"}
+    assert gzip.decompress((tmp_path / "torch-webgpu.js.gz").read_bytes()) == b"new"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="files have no modes")
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_files_have_the_mode_of_new_files(umask, tmp_path):

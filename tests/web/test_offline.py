@@ -41,12 +41,13 @@ def release(site):
 
 
 def test_a_visit_without_a_network(release, in_page, context, site):
-    """The page from its service worker, the bundle from what the runtime keeps."""
+    """The page and the runtime from a service worker, the bundle from what the runtime keeps."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     nbytes = release(model)
     worker = (WEB / "examples" / "service-worker.js").read_text()
-    (site[0] / "service-worker.js").write_text(worker.replace("model/", "offline/"))
+    worker = worker.replace("model/", "offline/").replace("page.js", 'page.js", "torch-webgpu.js')
+    (site[0] / "service-worker.js").write_text(worker)
     page = in_page.page
     first = in_page(
         """
@@ -59,7 +60,8 @@ await navigator.serviceWorker.ready;
     context.set_offline(True)
     page.reload()
     page.wait_for_function("window.runtime")
-    assert in_page(VISIT, noisy=True) == first  # the console says that there is no network
+    beside = f"const runtime = await import('/offline/torch-webgpu.js'); {VISIT}"
+    assert in_page(beside, noisy=True) == first  # the console says that there is no network
     found = in_page(
         CAUGHT
         + """

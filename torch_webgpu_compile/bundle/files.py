@@ -6,7 +6,8 @@
         manifest = writer.finish(manifest)
 
 Beside each file of text is a compressed one, with ``.gz`` behind its name, for servers that send
-such files in place of the others: kernels and plans are a tenth then. No manifest lists them.
+such files in place of the others: kernels and plans are a tenth then. No manifest lists them, nor
+what lies beside a bundle for pages (`BESIDE`).
 
 Files are written into a folder within the bundle's, and moved to their places when all of them are
 there. Until then an older bundle in the same folder stays as it was; without its manifest, which is
@@ -41,6 +42,16 @@ from .tensors import read_header
 
 SHARD_NBYTES = 64 << 20
 """Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
+
+BESIDE = (
+    "bundle.d.ts",
+    "torch-webgpu.js",
+    "torch-webgpu-composed.js",
+    "torch-webgpu-report.js",
+    "torch-webgpu.d.ts",
+    "torch-webgpu-report.d.ts",
+)
+"""What may lie in a bundle's folder for pages: its types, the runtime, and the runtime's types."""
 
 _STAGING = ".writing"
 _COMPRESSED = ".gz"
@@ -141,11 +152,13 @@ class BundleWriter:
             where |= {name: (file, found.offset) for name, found in read_header(path).items()}
         return where
 
-    def finish(self, manifest: Manifest) -> Manifest:
+    def finish(self, manifest: Manifest, beside: Mapping[str, bytes] | None = None) -> Manifest:
         """Writes the manifest and moves all files to their places.
 
         Args:
             manifest: its ``files`` and ``chunk_nbytes`` are filled in.
+            beside: contents of files of `BESIDE`; those that are not given are removed, as an older
+                runtime may not run the bundle.
 
         Returns:
             The manifest as it was written.
@@ -153,13 +166,16 @@ class BundleWriter:
         manifest = replace(manifest, files=self.files, chunk_nbytes=CHUNK_NBYTES)
         text = json.dumps(codec_of(Manifest).encode(manifest), allow_nan=False, indent=1)
         (self._staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        beside = beside or {}
+        for name, data in beside.items():
+            (self._staging / name).write_bytes(data)
         before = _files_in(self._path)
-        for name in (MANIFEST, *before):
+        for name in (MANIFEST, *before, *BESIDE):
             for suffix in (_COMPRESSED, ""):
                 (self._path / f"{name}{suffix}").unlink(missing_ok=True)
-        for name in (*self.files, MANIFEST):
+        for name in (*beside, *self.files, MANIFEST):
             (self._path / name).parent.mkdir(parents=True, exist_ok=True)
-            if name.endswith(".json"):
+            if name.endswith((".json", ".js")):
                 data = gzip.compress((self._staging / name).read_bytes(), mtime=0)
                 (self._path / f"{name}{_COMPRESSED}").write_bytes(data)
             os.replace(self._staging / name, self._path / name)

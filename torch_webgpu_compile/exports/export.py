@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from ..bundle.manifest import (
 from ..bundle.manifest import Tensor as TensorSpec
 from ..bundle.target_file import package_version
 from ..bundle.targets import allocated, bound, knows, needed_limits, target_of
+from ..bundle.typescript import DECLARATIONS, declarations
 from ..capture.control_flow.numbers import size_of
 from ..captured import CapturedGraph, Phase
 from ..compiler import compile_graph, host_numbers, native_operators
@@ -81,6 +83,7 @@ def export(
     weights: str | None = None,
     name: str = "",
     shard_nbytes: int = 64 << 20,
+    runtime: bool = True,
 ) -> Path:
     """Writes a bundle, which runs in browsers and in Python without PyTorch.
 
@@ -108,6 +111,8 @@ def export(
             ``weights`` says which are packed, and what they have lost. The model stays as it is.
         name: of the bundle; by default that of the folder.
         shard_nbytes: most bytes of a file with weights, but for larger tensors.
+        runtime: whether the folder gets the modules that run the bundle in a page, too
+            (``torch-webgpu.js``, 60 kB); a page that has them from npm needs none.
 
     Returns:
         The folder.
@@ -144,7 +149,7 @@ def export(
         raise ValueError(f"weights={weights!r} is not valid; use {' or '.join(PACKINGS)}, or None")
     folder = Path(os.fspath(path))
     exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes, weights)
-    exporter.write(folder, name or folder.resolve().name, precisions)
+    exporter.write(folder, name or folder.resolve().name, precisions, runtime)
     return folder
 
 
@@ -184,7 +189,7 @@ class _Exporter:
         self._weights = weights
         self._packing: Packing | None = None
 
-    def write(self, folder: Path, name: str, precisions: Sequence[str]) -> None:
+    def write(self, folder: Path, name: str, precisions: Sequence[str], runtime: bool) -> None:
         """Compiles everything, and then writes it."""
         with self._names.kept():
             if self._weights is not None:
@@ -201,7 +206,8 @@ class _Exporter:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
                 packed = None if self._packing is None else self._packing.described(self._states)
                 made = Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants, packed)
-                writer.finish(made)
+                beside = {DECLARATIONS: declarations(made).encode()}
+                writer.finish(made, beside | (_runtime() if runtime else {}))
 
     # ---- compilation
 
@@ -317,6 +323,12 @@ class _Exporter:
 def _changed(captured: Iterable[CapturedFunction]) -> set[Key]:
     """The states that one of these changes."""
     return {key_of(each.states[k]) for each in captured for k in each.changed}
+
+
+def _runtime() -> dict[str, bytes]:
+    """The modules that run bundles in pages, and their types, as ``npm run build`` made them."""
+    folder = resources.files(__package__) / "runtime"
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:

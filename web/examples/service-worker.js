@@ -3,11 +3,12 @@
 //
 //     navigator.serviceWorker?.register("service-worker.js");
 
-const OWN = ["./", "torch-webgpu.js", "page.js"]; // what the page needs besides bundles: yours
+const OWN = ["./", "page.js", "model/torch-webgpu.js"]; // what the page needs besides bundles: yours
 const BUNDLES = ["model/"];
 const NAME = "page";
 
 const under = (paths, url) => paths.some((path) => url.startsWith(new URL(path, self.registration.scope).href));
+const isOfBundle = (url) => under(BUNDLES, url) && /\.(json|safetensors)$/.test(new URL(url).pathname);
 
 self.addEventListener("install", (event) => {
   self.skipWaiting();
@@ -16,7 +17,7 @@ self.addEventListener("install", (event) => {
 self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim()));
 self.addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method !== "GET" || under(BUNDLES, request.url) || !under(["./"], request.url)) return;
+  if (request.method !== "GET" || isOfBundle(request.url) || !under(["./"], request.url)) return;
   event.respondWith((async () => {
     const cache = await caches.open(NAME);
     try {

@@ -9,9 +9,13 @@ const DTYPES = [
 /** PyTorch's names. */
 export type DType = (typeof DTYPES)[number];
 
-/** A result: float16 and bfloat16 are given as float32, bool as bytes of 0 and 1. */
-export type Elements =
-  | Float32Array | Float64Array | BigInt64Array | Int32Array | Uint32Array | Int16Array | Int8Array | Uint8Array;
+interface Arrays {
+  float64: Float64Array; int64: BigInt64Array; int32: Int32Array; int16: Int16Array; int8: Int8Array;
+  uint32: Uint32Array; uint8: Uint8Array; bool: Uint8Array;
+}
+/** The elements of a dtype: float16, bfloat16 and floats of 8 bits are given as float32, bool as bytes of 0 and 1. */
+export type ElementsOf<D extends DType> = D extends keyof Arrays ? Arrays[D] : Float32Array;
+export type Elements = ElementsOf<DType>;
 
 export const isDType = (name: unknown): name is DType => DTYPES.includes(name as DType);
 

@@ -21,6 +21,8 @@ export interface Buffer {
   readonly device: GPUDevice;
 }
 
+export const PREFERENCE = "high-performance";
+
 let buffersMade = 0;
 
 /** Bytes that are allocated for so many: a multiple of 16, and at least 16. */
@@ -33,6 +35,18 @@ export const deviceLost = (why: string): DeviceLostError =>
 
 const outOfMemory = (what: string): OutOfMemoryError =>
   new OutOfMemoryError(`${what}; close other pages, use a smaller model or sizes, and go on with model.restore()`);
+
+/** What a variant needs and a device, or adapter, has not. */
+export function lacks({ features, limits }: Variant, source: GPUDevice | GPUAdapter, caps: Record<string, number> = {}): string[] {
+  return [
+    ...features.filter((name) => !source.features.has(name)),
+    ...Object.entries(limits).flatMap(([name, needed]) => {
+      const found = (source.limits as unknown as Record<string, number>)[name] ?? 0;
+      const has = Math.min(found, caps[name] ?? found);
+      return has < needed ? `${name} ${needed} (it has ${has})` : [];
+    }),
+  ];
+}
 
 export class Gpu {
   /** Bytes in buffers that this runtime has made and not destroyed. */
@@ -64,31 +78,23 @@ export class Gpu {
   static async open(
     variants: readonly Variant[], options: DeviceOptions, onLost: (error: DeviceLostError) => void,
   ): Promise<[Gpu, Variant]> {
-    const { device, variant: wanted, limits: caps = {} } = options;
-    const { powerPreference = "high-performance" } = options;
+    const { device, variant: wanted, limits: caps, powerPreference = PREFERENCE } = options;
     const source = device ?? await globalThis.navigator?.["gpu"]?.requestAdapter({ powerPreference });
     if (!source) throw new WebGPUUnavailableError(`there is no WebGPU, or no GPU for it: ${HELP}, and see chrome://gpu`);
-    const limit = (name: string): number => {
-      const found = (source.limits as unknown as Record<string, number>)[name] ?? 0;
-      return Math.min(found, caps[name] ?? found);
-    };
     const missing: string[] = [];
     for (const variant of variants) {
       if (wanted !== undefined && variant.name !== wanted) continue;
-      const lacks = [
-        ...variant.features.filter((name) => !source.features.has(name)),
-        ...Object.entries(variant.limits)
-          .filter(([name, needed]) => limit(name) < needed)
-          .map(([name, needed]) => `${name} ${needed} (it has ${limit(name)})`),
-      ];
-      if (lacks.length) {
-        missing.push(`${variant.name} needs ${lacks.join(", ")}`);
+      const absent = lacks(variant, source, caps);
+      if (absent.length) {
+        missing.push(`${variant.name} needs ${absent.join(", ")}`);
         continue;
       }
       if (device) return [new Gpu(device, null, false, onLost), variant];
       const adapter = source as GPUAdapter;
       const opened = await adapter.requestDevice({
-        requiredFeatures: variant.features as GPUFeatureName[], requiredLimits: variant.limits,
+        // Timestamps cost nothing until `report` asks for them.
+        requiredFeatures: [...variant.features, "timestamp-query"].filter((name) => source.features.has(name)) as GPUFeatureName[],
+        requiredLimits: variant.limits,
       }).catch((error: Error) => {
         throw new WebGPUUnavailableError(`the GPU gives no device: ${error.message}; ${HELP}`);
       });

@@ -1,19 +1,19 @@
 /** `readInputs`: what a call is given, as bytes of the right dtypes and sizes. */
 
-import { type NumberList, encode, itemsize } from "./dtypes.js";
+import { type DType, type NumberList, encode, itemsize } from "./dtypes.js";
 import { InputError } from "./errors.js";
 import { type Sizes, evaluate } from "./expressions.js";
 import { numel } from "./layout.js";
 import type { Entry } from "./manifest.js";
 import { Tensor } from "./tensor.js";
 
-type Nested = number | bigint | boolean | readonly Nested[];
+type NestedNumbers = number | bigint | boolean | readonly NestedNumbers[];
 
 /**
  * What an input takes: a result, or numbers in rows. Sizes follow from lists in lists, or are given; where they are not,
  * they are those of the entry, of which one may follow from the number of elements.
  */
-export type Input = Tensor | NumberList | Nested | { data: Tensor | NumberList; shape: readonly number[] };
+export type Input<D extends DType = DType> = Tensor<D> | NumberList | NestedNumbers | { data: Tensor<D> | NumberList; shape: readonly number[] };
 
 export interface Given {
   /** Of the entry's size symbols. */
@@ -66,14 +66,14 @@ function read(what: string, dims: number, given: Input): [readonly number[] | nu
   if ("data" in given) return [given.shape, given.data];
   if (!Array.isArray(given)) return [null, given as NumberList];
   const shape = [given.length];
-  let flat: readonly Nested[] = given;
+  let flat: readonly NestedNumbers[] = given;
   while (Array.isArray(flat[0])) {
     const length: number = flat[0].length;
     if (!flat.every((row) => Array.isArray(row) && row.length === length)) {
       throw new InputError(`${what} has rows of several lengths; pad them`);
     }
     shape.push(length);
-    flat = flat.flat() as readonly Nested[];
+    flat = flat.flat() as readonly NestedNumbers[];
   }
   // A list of numbers for something with other dimensions is its elements in rows.
   return [shape.length === 1 && dims !== 1 ? null : shape, flat as NumberList];

@@ -3,7 +3,7 @@
 import { list, text } from "./checks.js";
 import type { ComposedProgram, Host } from "./composed.js";
 import type { Composed } from "./composed-plan.js";
-import { type Elements, type NumberList, safetensorsName, decode, encode, itemsize } from "./dtypes.js";
+import { type ElementsOf, type NumberList, safetensorsName, decode, encode, itemsize } from "./dtypes.js";
 import { BundleError, DeviceLostError, InputError } from "./errors.js";
 import { type Fetch, Files, fetched } from "./files.js";
 import { type Buffer, type DeviceOptions, Gpu, rounded } from "./gpu.js";
@@ -17,6 +17,7 @@ import { Random } from "./random.js";
 import { Readback } from "./readback.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
 import * as shared from "./shared.js";
+import type { BundleTypes, CallArguments, EntryName, Inputs, Results, RunOptions, StateName } from "./signatures.js";
 import { sizePlan } from "./sized.js";
 import { type State, States } from "./states.js";
 import { Pool, Tensor } from "./tensor.js";
@@ -73,9 +74,10 @@ interface Preparation { program: Program; states: string[]; versions: number[] |
  * Loads a bundle.
  *
  * @param url of its folder, relative to the page.
+ * @typeParam B the type that `export` wrote to the bundle's `bundle.d.ts`: names of entries, inputs, results and states are checked.
  * @throws WebGPUUnavailableError, BundleError, OutOfMemoryError; the signal's reason.
  */
-export async function load(url: string | URL, options: LoadOptions = {}): Promise<Model> {
+export async function load<B extends BundleTypes = BundleTypes>(url: string | URL, options: LoadOptions = {}): Promise<Model<B>> {
   const base = folderOf(url);
   const address = new URL("manifest.json", base);
   const fetcher: Fetch = options.fetch ?? ((input, init) => fetch(input, init));
@@ -90,13 +92,13 @@ export async function load(url: string | URL, options: LoadOptions = {}): Promis
   const data: unknown = await response.json().catch((error: Error) => {
     throw new BundleError(`${address.href} is no JSON (${error.message}); check the address`);
   });
-  const model = new Model(checkManifest(data), base, fetcher, options);
+  const model = new Model<B>(checkManifest(data), base, fetcher, options);
   await keeping(cache, base, copy, () => model.start(options.device, options.signal));
   return model;
 }
 
 /** A loaded bundle. `load` makes it. */
-export class Model {
+export class Model<B extends BundleTypes = BundleTypes> {
   /** The variant that runs. */
   variant!: Variant;
   private draws: Random;
@@ -113,7 +115,7 @@ export class Model {
   private isDestroyed = false;
   private counted = { calls: 0, dispatches: 0, copiedBytes: 0 };
 
-  /** For `load`. */
+  /** @internal For `load`. */
   constructor(
     readonly manifest: Manifest, private readonly base: URL, private readonly fetcher: Fetch, private readonly options: LoadOptions,
   ) {
@@ -147,7 +149,7 @@ export class Model {
     this.draws = new Random(seed);
   }
 
-  /** For `load`: opens a device, and puts everything on it. */
+  /** @internal For `load`: opens a device, and puts everything on it. */
   async start(device: GPUDevice | undefined, signal: AbortSignal | undefined): Promise<void> {
     const wanted = this.variant?.name ?? this.options.variant;
     const [gpu, variant] = await Gpu.open(
@@ -227,13 +229,13 @@ export class Model {
   }
 
   /** The elements of a state. */
-  async readState(name: string): Promise<Elements> {
+  async readState<N extends StateName<B>>(name: N): Promise<ElementsOf<B["states"][N]>> {
     const { entry, buffer } = this.state(name);
-    return decode(entry.dtype, await this.readBytes(buffer, 0, stateBytes(entry)));
+    return decode(entry.dtype, await this.readBytes(buffer, 0, stateBytes(entry))) as ElementsOf<B["states"][N]>;
   }
 
   /** Gives a state other elements; bytes as they are for a dtype that JavaScript has no numbers for. */
-  writeState(name: string, data: NumberList): void {
+  writeState(name: StateName<B>, data: NumberList): void {
     const { entry } = this.state(name);
     const isBytes = data instanceof Uint8Array && data.length === stateBytes(entry);
     this.states.put(name, isBytes ? data : encode(entry.dtype, data, name));
@@ -330,7 +332,8 @@ export class Model {
    * @param inputs by name.
    * @throws InputError, DeviceLostError, OutOfMemoryError; the signal's reason.
    */
-  async run(name: string, inputs: Record<string, Input> = {}, { signal }: { signal?: AbortSignal } = {}): Promise<Record<string, Tensor>> {
+  run<N extends EntryName<B>>(name: N, ...call: CallArguments<Inputs<B, N>>): Promise<Results<B, N>>;
+  async run(name: string, inputs: Record<string, Input> = {}, { signal }: RunOptions = {}): Promise<Record<string, Tensor>> {
     while (this.restoring ?? this.composing) await (this.restoring ?? this.composing);
     signal?.throwIfAborted();
     this.usable();
@@ -489,7 +492,7 @@ export class Model {
     await this.readBytes(this.readback.status, 0, 0);
   }
 
-  /** For `Tensor`: bytes of a buffer, as they are after all that was submitted so far. */
+  /** @internal For `Tensor`: bytes of a buffer, as they are after all that was submitted so far. */
   async readBytes(buffer: Buffer, start: number, nbytes: number): Promise<Uint8Array<ArrayBuffer>> {
     this.usable();
     return this.readback.read(buffer, start, nbytes);

@@ -1,6 +1,6 @@
 /** `Tensor`: a result that is on the GPU, and the memory of results. */
 
-import { type DType, type Elements, decode, itemsize } from "./dtypes.js";
+import { type DType, type ElementsOf, decode, itemsize } from "./dtypes.js";
 import { InputError } from "./errors.js";
 import type { Buffer, Gpu } from "./gpu.js";
 import { type Layout, inRows, numel, span } from "./layout.js";
@@ -58,15 +58,20 @@ export interface Reader {
 const abandoned = new FinalizationRegistry<() => void>((leave) => leave());
 
 /** A result of a call. It stays on the GPU until it is read, and may be an input of another call as it is. */
-export class Tensor {
-  /** The memory that it is in; null once it was read or disposed of. For the runtime. */
+export class Tensor<D extends DType = DType> {
+  /**
+   * The memory that it is in; null once it was read or disposed of.
+   *
+   * @internal
+   */
   memory: Buffer | null;
   private readonly leave: () => void;
 
-  /** For the runtime: `Model.run` gives tensors. */
+  /** @internal `Model.run` gives tensors. */
   constructor(
     readonly name: string,
-    readonly dtype: DType,
+    readonly dtype: D,
+    /** @internal */
     readonly layout: Layout,
     private readonly reader: Reader,
     pool: Pool,
@@ -98,16 +103,16 @@ export class Tensor {
    * @param options.keep leaves the tensor on the GPU; otherwise it is used up, and its memory serves later calls.
    * @throws IndexOutOfRangeError, OutOfMemoryError, DeviceLostError: what went wrong on the GPU.
    */
-  async read({ keep = false } = {}): Promise<Elements> {
+  async read({ keep = false } = {}): Promise<ElementsOf<D>> {
     const memory = this.held();
     const width = itemsize(this.dtype);
     const { shape, strides, offset } = this.layout;
     const count = Math.max(0, span(this.layout) - offset);
     const reading = this.reader.readBytes(memory, count && offset * width, count * width);
     if (!keep) this.dispose(); // what later calls write comes after the copy that was submitted
-    const elements = decode(this.dtype, await reading);
+    const elements = decode(this.dtype, await reading) as ElementsOf<D>;
     if (inRows(this.layout)) return elements;
-    const rows = new (elements.constructor as { new (count: number): Elements })(this.size);
+    const rows = new (elements.constructor as { new (count: number): ElementsOf<D> })(this.size);
     for (let k = 0; k < this.size; k++) {
       let rest = k;
       let at = 0;
@@ -134,7 +139,7 @@ export class Tensor {
     this.leave();
   }
 
-  /** Its memory. Throws `InputError` once it is gone. */
+  /** @internal Its memory. Throws `InputError` once it is gone. */
   held(): Buffer {
     if (!this.memory) throw new InputError(`${this.name} was read or disposed of; use read({keep: true})`);
     return this.memory;
