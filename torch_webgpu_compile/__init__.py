@@ -8,6 +8,7 @@ Nothing needs to be imported for that. This package offers a look inside:
 - `counters`: what it has done so far;
 - `wgsl_op`: a function or kernel in WGSL as an operator of PyTorch;
 - `export`: a function and its state as a bundle of files for browsers, `EntryPoint` one of several;
+- `export_pipeline`: a bundle of a model of transformers with its image processor or tokenizer;
 - `load_bundle`: runs such a bundle with numpy in and out, as a `Bundle`;
 - `profile`: the time of each kernel on the GPU, as a `Profile`;
 - `invalidate`: parameters were changed behind PyTorch's back;
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .exports.export import EntryPoint, export
     from .inspection.profiling import Profile, profile
     from .inspection.report import Report, explain
+    from .pipelines.export import export_pipeline
     from .wgsl_operators.api import wgsl_op
 
 __version__ = "0.1.0"
@@ -77,6 +79,7 @@ __all__ = [
     "counters",
     "explain",
     "export",
+    "export_pipeline",
     "invalidate",
     "load_bundle",
     "profile",
@@ -89,6 +92,7 @@ _LAZY = {
     "load_bundle": ("bundle.load", "load_bundle"),
     "EntryPoint": ("exports.export", "EntryPoint"),
     "export": ("exports.export", "export"),
+    "export_pipeline": ("pipelines.export", "export_pipeline"),
     "explain": ("inspection.report", "explain"),
     "Report": ("inspection.report", "Report"),
     "invalidate": ("callables.static_copies", "invalidate"),

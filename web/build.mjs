@@ -21,6 +21,8 @@ const LARGEST = {
   "torch-webgpu": { bytes: 40 * 1024, gzipped: 16 * 1024 },
   "torch-webgpu-composed": { bytes: 20_000, gzipped: 8 * 1024 },
   "torch-webgpu-report": { bytes: 4_000, gzipped: 2 * 1024 },
+  "torch-webgpu-image": { bytes: 5_000, gzipped: 2_500 },
+  "torch-webgpu-text": { bytes: 150_000, gzipped: 50_000 }, // with Hugging Face's tokenizers and chat templates
 };
 
 // Properties that neither a page, nor JSON, nor the browser ever sees.
@@ -61,6 +63,12 @@ const apart = {
     kind === "dynamic-import" ? { path: "./torch-webgpu-composed.js", external: true } : null),
 };
 
+/** Takes the runtime from the module beside. */
+const beside = {
+  name: "beside",
+  setup: ({ onResolve }) => onResolve({ filter: /^\.\/index\.js$/ }, () => ({ path: "./torch-webgpu.js", external: true })),
+};
+
 /** Takes what src/shared.ts lists from the runtime that gives it, the variable `shared`. */
 const lent = {
   name: "lent",
@@ -79,6 +87,8 @@ for (const [name, entry, options] of [
     format: "iife", globalName: "made", plugins: [lent], banner: { js: "export default shared => {" }, footer: { js: "return made; };" },
   }],
   ["torch-webgpu-report", "report", { format: "esm" }],
+  ["torch-webgpu-image", "image", { format: "esm", plugins: [beside] }],
+  ["torch-webgpu-text", "text", { format: "esm", plugins: [beside] }],
 ]) {
   const made = await build({
     entryPoints: [`src/${entry}.ts`],
@@ -107,5 +117,7 @@ for (const [name, entry, options] of [
   }
 }
 
-const types = declarations({ "torch-webgpu": "index", "torch-webgpu-report": "report" });
+const types = declarations({
+  "torch-webgpu": "index", "torch-webgpu-report": "report", "torch-webgpu-image": "image", "torch-webgpu-text": "text",
+});
 for (const [name, text] of Object.entries(types)) write(`${name}.d.ts`, text);

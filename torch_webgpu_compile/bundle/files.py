@@ -43,13 +43,10 @@ from .tensors import read_header
 SHARD_NBYTES = 64 << 20
 """Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
 
+_MODULES = ("", "-composed", "-report", "-image", "-text")
 BESIDE = (
     "bundle.d.ts",
-    "torch-webgpu.js",
-    "torch-webgpu-composed.js",
-    "torch-webgpu-report.js",
-    "torch-webgpu.d.ts",
-    "torch-webgpu-report.d.ts",
+    *(f"torch-webgpu{module}.{kind}" for module in _MODULES for kind in ("js", "d.ts")),
 )
 """What may lie in a bundle's folder for pages: its types, the runtime, and the runtime's types."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,9 @@ class EntryPoint:
     kwargs: Mapping[str, Any] | None = None
     dynamic_shapes: Any = None
 
+
+RUNTIME = ("torch-webgpu", "torch-webgpu-composed", "torch-webgpu-report")
+"""The modules that any bundle may need."""
 
 PRECISIONS = ("float32", "float16")
 PACKINGS = ("int8", "int4")
@@ -141,6 +145,36 @@ def export(
         if isinstance(examples, Tensor):
             examples = (examples,)
         entries = {"forward": EntryPoint(function, examples, kwargs, dynamic_shapes)}
+    return write_bundle(
+        entries,
+        path,
+        target=target,
+        precision=precision,
+        weights=weights,
+        name=name,
+        shard_nbytes=shard_nbytes,
+        modules=RUNTIME if runtime else (),
+    )
+
+
+def write_bundle(
+    entries: Mapping[str, EntryPoint],
+    path: str | os.PathLike[str],
+    *,
+    target: str | os.PathLike[str] | Target = "browser",
+    precision: str | Sequence[str] = "float32",
+    weights: str | None = None,
+    name: str = "",
+    shard_nbytes: int = 64 << 20,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+    modules: Collection[str] = (),
+) -> Path:
+    """What `export` does.
+
+    Args:
+        files: contents of others that are to be in the bundle, by name.
+        modules: of the runtime, to lie beside it.
+    """
     _check_names(entries)
     precisions = (precision,) if isinstance(precision, str) else tuple(precision)
     if not precisions or not set(precisions) <= set(PRECISIONS):
@@ -149,7 +183,7 @@ def export(
         raise ValueError(f"weights={weights!r} is not valid; use {' or '.join(PACKINGS)}, or None")
     folder = Path(os.fspath(path))
     exporter = _Exporter(entries, target_of(target), resolve(None, None), shard_nbytes, weights)
-    exporter.write(folder, name or folder.resolve().name, precisions, runtime)
+    exporter.write(folder, name or folder.resolve().name, precisions, files, modules)
     return folder
 
 
@@ -189,7 +223,14 @@ class _Exporter:
         self._weights = weights
         self._packing: Packing | None = None
 
-    def write(self, folder: Path, name: str, precisions: Sequence[str], runtime: bool) -> None:
+    def write(
+        self,
+        folder: Path,
+        name: str,
+        precisions: Sequence[str],
+        files: Mapping[str, bytes],
+        modules: Collection[str],
+    ) -> None:
         """Compiles everything, and then writes it."""
         with self._names.kept():
             if self._weights is not None:
@@ -204,10 +245,12 @@ class _Exporter:
             producer = f"torch_webgpu_compile {package_version()}, torch {torch.__version__}"
             with BundleWriter(folder, self._shard_nbytes) as writer:
                 variants = tuple(self._variant(writer, each, compiled[each]) for each in order)
+                for file, data in files.items():
+                    writer.add(file, data)
                 packed = None if self._packing is None else self._packing.described(self._states)
                 made = Manifest(FORMAT, VERSION, name, producer, CHUNK_NBYTES, {}, variants, packed)
                 beside = {DECLARATIONS: declarations(made).encode()}
-                writer.finish(made, beside | (_runtime() if runtime else {}))
+                writer.finish(made, beside | _runtime(modules))
 
     # ---- compilation
 
@@ -325,10 +368,14 @@ def _changed(captured: Iterable[CapturedFunction]) -> set[Key]:
     return {key_of(each.states[k]) for each in captured for k in each.changed}
 
 
-def _runtime() -> dict[str, bytes]:
-    """The modules that run bundles in pages, and their types, as ``npm run build`` made them."""
+def _runtime(modules: Collection[str]) -> dict[str, bytes]:
+    """Modules that run bundles in pages, and their types, as ``npm run build`` made them."""
     folder = resources.files(__package__) / "runtime"
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {
+        file.name: file.read_bytes()
+        for file in folder.iterdir()
+        if file.name.partition(".")[0] in modules
+    }
 
 
 def _number_modules(plan: dict[str, Any], modules: dict[str, int]) -> None:

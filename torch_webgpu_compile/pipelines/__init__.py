@@ -1,0 +1,1 @@
+"""Models of transformers with all that is around them, as bundles for a page's pipelines."""
