@@ -117,6 +117,13 @@ for (const [name, entry, options] of [
   }
 }
 
+// What of others is in it, and their terms.
+const LENT = ["@huggingface/jinja", "@huggingface/tokenizers"];
+write("torch-webgpu-text.LICENSES.txt", LENT.map((name) => {
+  const { version, license } = JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
+  return `${name} ${version} (${license}) is a part of torch-webgpu-text.js.\n\n${readFileSync(`node_modules/${name}/LICENSE`, "utf8")}`;
+}).join("\n\n"));
+
 const types = declarations({
   "torch-webgpu": "index", "torch-webgpu-report": "report", "torch-webgpu-image": "image", "torch-webgpu-text": "text",
 });

@@ -8,10 +8,8 @@ The runtime is made by npm, the bundles by PyTorch and this package. What is up 
 from __future__ import annotations
 
 import argparse
-import copy
 import fcntl
 import hashlib
-import inspect
 import json
 import os
 import shutil
@@ -155,25 +153,15 @@ def build_digits(folder: Path) -> None:
 
 @dataclass
 class Checkpoint:
-    """A causal language model of transformers, and what the page has to know."""
+    """A causal language model of transformers, its tokenizer, and what the page begins with."""
 
     model: Any
-    about: dict[str, Any]
-    files: tuple[Path, ...] = ()
+    tokenizer: Any
+    begin: str
 
 
 LONGEST = 384
 """Tokens of a text, with its beginning, as far as the model goes."""
-
-
-def lengths(config: Any) -> dict[str, int]:
-    """The most tokens of a prompt and of a whole text: no more than a model has positions.
-
-    Nor more than its window sees: a cache that forgets is not exported.
-    """
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window")]
-    length = min([LONGEST, *(limit for limit in limits if limit)])
-    return {"prompt": min(128, length // 2), "length": length}
 
 
 def characters(quick: bool) -> Checkpoint:
@@ -218,91 +206,34 @@ def characters(quick: bool) -> Checkpoint:
         loss.backward()
         optimizer.step()
         schedule.step()
-    about = {
-        "alphabet": alphabet,
-        "begin": "The statement is executed",
-        "end": [],
-        **lengths(config),
-    }
-    return Checkpoint(model.eval(), about)
+    return Checkpoint(model.eval(), _tokenizer_of(alphabet), "The statement is executed")
+
+
+def _tokenizer_of(alphabet: str) -> Any:
+    """Of which each letter is a token; it leaves out others."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    rules = Tokenizer(models.BPE({letter: k for k, letter in enumerate(alphabet)}, []))
+    rules.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=rules, clean_up_tokenization_spaces=False)
 
 
 def checkpoint(folder: Path) -> Checkpoint:
     """Any causal language model in a folder that ``save_pretrained`` wrote, with its tokenizer."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ends = model.generation_config.eos_token_id
-    files = tuple(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))
-    missing = [str(path) for path in files if not path.exists()]
-    if missing:
-        sys.exit(f"the page needs {' and '.join(missing)}: save the tokenizer beside the model")
-    about = {
-        "begin": "Once upon a time",
-        "end": ends if isinstance(ends, list) else [] if ends is None else [ends],
-        **lengths(model.config.get_text_config()),
-    }
-    return Checkpoint(model, about, files)
-
-
-def chosen(logits: Tensor, temperature: Tensor, top: Tensor) -> Tensor:
-    """A token for each row of logits (rows, tokens), int64 (rows, 1).
-
-    The highest after Gumbel noise, scaled by the temperature, is a draw from the softmax of
-    logits / temperature; without temperature it is the best. Tokens after the best ``top`` count
-    for nothing.
-    """
-    most = min(64, logits.shape[-1])
-    best = logits.topk(most, dim=-1).values
-    last = best.gather(-1, (top - 1).clamp(0, most - 1).expand(logits.shape[0], 1))
-    noise = -torch.empty_like(logits).exponential_().log()
-    scores = logits.masked_fill(logits < last, float("-inf")) + temperature * noise
-    return scores.argmax(-1, keepdim=True)
-
-
-def text_entries(made: Checkpoint) -> dict[str, EntryPoint]:
-    """``prefill`` of a prompt and ``decode`` of one token, with a cache that both write."""
-    from transformers import StaticCache
-
-    model, size = made.model, made.about["length"]
-    # Within its window a layer sees all, and a cache that forgets counts its tokens in Python.
-    whole = copy.deepcopy(model.config.get_text_config(decoder=True))
-    whole.sliding_window = None
-    if getattr(whole, "layer_types", None):
-        seen = {"sliding_attention": "full_attention"}
-        whole.layer_types = [seen.get(kind, kind) for kind in whole.layer_types]
-    cache = StaticCache(whole, max_cache_len=size)
-
-    # transformers 5.24 has another name for it, and warns of the one before.
-    is_renamed = "cache" in inspect.signature(model.forward).parameters
-    kept = {"cache" if is_renamed else "past_key_values": cache, "use_cache": True}
-
-    def step(ids: Tensor, position: Tensor, temperature: Tensor, top: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            found = model(ids, position_ids=position[None], logits_to_keep=1, **kept)
-        token = chosen(found.logits[:, -1].float(), temperature, top)
-        return {"token": token, "position": position[-1:] + 1}
-
-    how = torch.tensor(0.7), torch.tensor(20)
-    ids = torch.zeros((1, 5), dtype=torch.int64)
-    step(ids, torch.arange(5), *how)  # makes the cache's tensors
-    cache.reset()
-    length = Dim("tokens", min=2, max=made.about["prompt"])  # of one, `decode` is the prefill
-    shapes = ({1: length}, {0: length}, None, None)
-    return {
-        "prefill": EntryPoint(step, (ids, torch.arange(5), *how), None, shapes),
-        "decode": EntryPoint(step, (ids[:, :1], torch.tensor([5]), *how)),
-    }
+    return Checkpoint(model, AutoTokenizer.from_pretrained(folder), "Once upon a time")
 
 
 def build_generate(folder: Path, made: Checkpoint) -> None:
-    torch_webgpu_compile.export(text_entries(made), folder / "bundle", runtime=False)
-    (folder / "about.json").write_text(json.dumps(made.about))
-    for path in made.files:
-        shutil.copy(path, folder / path.name)
-    if made.files:
-        build_tokenizers(folder / "tokenizers.js")
-    made.model.save_pretrained(folder / "checkpoint")
+    torch_webgpu_compile.export_pipeline(
+        made.model, made.tokenizer, folder / "bundle", most_tokens=LONGEST, runtime=False
+    )
+    (folder / "about.json").write_text(json.dumps({"begin": made.begin}))
+    for part in (made.model, made.tokenizer):
+        part.save_pretrained(folder / "checkpoint")
 
 
 # ---- the site
@@ -319,7 +250,8 @@ def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path
     site.mkdir(parents=True, exist_ok=True)
     runtime = build_runtime()
     shutil.copytree(WEB / "demos", site, dirs_exist_ok=True)
-    shutil.copy(runtime, site / runtime.name)
+    for module in (runtime, runtime.with_name("torch-webgpu-text.js")):
+        shutil.copy(module, site / module.name)
 
     def build_text(folder: Path) -> None:
         build_generate(folder, characters(quick) if model is None else checkpoint(model))

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_wheel_holds_the_whole_package(wheel: zipfile.ZipFile) -> None:
     package = ROOT / "torch_webgpu_compile"
-    suffixes = {".py", ".jinja", ".typed", ".js", ".ts", ".html", ".css", ".json"}
+    suffixes = {".py", ".jinja", ".typed", ".js", ".ts", ".html", ".css", ".json", ".txt"}
     expected = {
         path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in suffixes
     }

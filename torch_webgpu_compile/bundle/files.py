@@ -46,6 +46,7 @@ SHARD_NBYTES = 64 << 20
 _MODULES = ("", "-composed", "-report", "-image", "-text")
 BESIDE = (
     "bundle.d.ts",
+    "torch-webgpu-text.LICENSES.txt",
     *(f"torch-webgpu{module}.{kind}" for module in _MODULES for kind in ("js", "d.ts")),
 )
 """What may lie in a bundle's folder for pages: its types, the runtime, and the runtime's types."""

@@ -64,11 +64,11 @@ export function gpuName({ description, vendor, architecture } = {}) {
   return description || [vendor, architecture].filter(Boolean).join(" ") || "a GPU that gives no name";
 }
 
-/** The model in the page's folder `bundle`, with its progress in the page's bar. */
-export async function start() {
+/** The model in the page's folder `bundle`, or a pipeline's, with its progress in the page's bar. */
+export async function start(open = load) {
   const bar = $("progress");
   const begun = performance.now();
-  const model = await load(new URL("bundle/", location.href), {
+  const opened = await open(new URL("bundle/", location.href), {
     autoRestore: true,
     onLost: () => say("The GPU was lost; going on with what was saved last."),
     progress({ loadedBytes, totalBytes, pipelines, totalPipelines }) {
@@ -78,10 +78,11 @@ export async function start() {
         : `Compiling kernels: ${pipelines} of ${totalPipelines}`);
     },
   });
+  const model = opened.model ?? opened;
   bar.remove();
   $("#gpu").textContent = `Runs on ${gpuName(model.adapterInfo ?? {})}, with ${mega(model.statistics.gpuBytes)} MB in its memory`;
   say(`Ready after ${((performance.now() - begun) / 1000).toFixed(1)} s`);
-  return model;
+  return opened;
 }
 
 /** Lets people use the page. */

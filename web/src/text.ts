@@ -27,6 +27,8 @@ export interface GenerateOptions {
   stop?: readonly string[];
   /** Ends it. */
   signal?: AbortSignal;
+  /** Told how many tokens there are, with each. */
+  onToken?: (count: number) => void;
 }
 
 interface Description {
@@ -85,12 +87,14 @@ export class TextGenerator {
   }
 
   private async *pieces(ids: number[], options: GenerateOptions): AsyncGenerator<string, void, void> {
-    const { stop = [], signal } = options;
+    const { stop = [], signal, onToken } = options;
     const written: number[] = [];
     let given = 0; // characters
     for await (const id of this.tokens(ids, options)) {
       signal?.throwIfAborted();
       written.push(id);
+      onToken?.(written.length);
+      if (written.length % 16 === 0) await new Promise((resolve) => setTimeout(resolve)); // clicks come through
       const text = this.tokenizer.decode(written, { skip_special_tokens: true });
       const end = Math.min(...stop.map((each) => text.indexOf(each)).filter((at) => at >= 0));
       // What may be a part of a character, or of a text that ends it, waits.

@@ -25,6 +25,8 @@ export interface GenerateOptions {
     stop?: readonly string[];
     /** Ends it. */
     signal?: AbortSignal;
+    /** Told how many tokens there are, with each. */
+    onToken?: (count: number) => void;
 }
 /** Writes text. `textGeneration` makes it. */
 export declare class TextGenerator {
