@@ -172,6 +172,10 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
     about = json.loads((WEB / "package.json").read_text())
     for named in (about["main"], about["types"], about["unpkg"], about["jsdelivr"]):
         assert (WEB / named).exists()
+    address = f"torch-webgpu@{about['version']}/{about['jsdelivr'].removeprefix('./')}"
+    assert address in (WEB / "README.md").read_text()
+    project = json.loads((WEB / "examples" / "vite" / "package.json").read_text())
+    assert project["dependencies"]["torch-webgpu"] == f"^{about['version']}"
     assert (WEB / "LICENSE").read_text() == (WEB.parent / "LICENSE").read_text()
     (tmp_path / "package.json").write_text('{"type": "module", "private": true}')
     (tmp_path / "program.ts").write_text(PROGRAM)

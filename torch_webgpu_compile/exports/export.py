@@ -99,7 +99,8 @@ def export(
     call then, and nothing may be computed with them.) Tensors that it reaches, such as parameters,
     caches and the state of optimizers, become state of the bundle, with the values that they have
     now. Entries share it; what a call changes in place stays on the GPU. A training step is a
-    function that calls ``backward()`` and ``optimizer.step()``.
+    function that calls ``backward()`` and ``optimizer.step()``. For pages, the folder gets
+    ``bundle.d.ts``, the entries' types for TypeScript, and the runtime.
 
     Args:
         function: what to export, or several by name; see `EntryPoint`, as which a tuple is taken.
@@ -116,7 +117,7 @@ def export(
         name: of the bundle; by default that of the folder.
         shard_nbytes: most bytes of a file with weights, but for larger tensors.
         runtime: whether the folder gets the modules that run the bundle in a page, too
-            (``torch-webgpu.js``, 60 kB); a page that has them from npm needs none.
+            (``torch-webgpu*.js``, 63 kB); a page that has them from npm needs none.
 
     Returns:
         The folder.
