@@ -22,6 +22,7 @@ const LARGEST = {
   "torch-webgpu-composed": { bytes: 20_000, gzipped: 8 * 1024 },
   "torch-webgpu-report": { bytes: 4_000, gzipped: 2 * 1024 },
   "torch-webgpu-image": { bytes: 5_000, gzipped: 2_500 },
+  "torch-webgpu-audio": { bytes: 80_000, gzipped: 25_000 }, // with Hugging Face's tokenizers
   "torch-webgpu-text": { bytes: 150_000, gzipped: 50_000 }, // with Hugging Face's tokenizers and chat templates
 };
 
@@ -88,6 +89,7 @@ for (const [name, entry, options] of [
   }],
   ["torch-webgpu-report", "report", { format: "esm" }],
   ["torch-webgpu-image", "image", { format: "esm", plugins: [beside] }],
+  ["torch-webgpu-audio", "audio", { format: "esm", plugins: [beside] }],
   ["torch-webgpu-text", "text", { format: "esm", plugins: [beside] }],
 ]) {
   const made = await build({
@@ -117,14 +119,17 @@ for (const [name, entry, options] of [
   }
 }
 
-// What of others is in it, and their terms.
-const LENT = ["@huggingface/jinja", "@huggingface/tokenizers"];
-write("torch-webgpu-text.LICENSES.txt", LENT.map((name) => {
-  const { version, license } = JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
-  return `${name} ${version} (${license}) is a part of torch-webgpu-text.js.\n\n${readFileSync(`node_modules/${name}/LICENSE`, "utf8")}`;
-}).join("\n\n"));
+// What of others is in a module, and their terms.
+const LENT = { "torch-webgpu-audio": ["@huggingface/tokenizers"], "torch-webgpu-text": ["@huggingface/jinja", "@huggingface/tokenizers"] };
+for (const [module, names] of Object.entries(LENT)) {
+  write(`${module}.LICENSES.txt`, names.map((name) => {
+    const { version, license } = JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
+    return `${name} ${version} (${license}) is a part of ${module}.js.\n\n${readFileSync(`node_modules/${name}/LICENSE`, "utf8")}`;
+  }).join("\n\n"));
+}
 
 const types = declarations({
-  "torch-webgpu": "index", "torch-webgpu-report": "report", "torch-webgpu-image": "image", "torch-webgpu-text": "text",
+  "torch-webgpu": "index", "torch-webgpu-report": "report", "torch-webgpu-image": "image",
+  "torch-webgpu-audio": "audio", "torch-webgpu-text": "text",
 });
 for (const [name, text] of Object.entries(types)) write(`${name}.d.ts`, text);

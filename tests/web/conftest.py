@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATIENCE = 90_000  # milliseconds
-FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox")
+FLAGS = (
+    *("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"),
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),  # a microphone
+)
 
 
 @pytest.fixture(scope="session")

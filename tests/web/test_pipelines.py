@@ -272,9 +272,132 @@ return {pieces, answer, longest, stopped, none, sampled, greedy, aborted: aborte
     assert "and the model takes 48; make it shorter" in kinds[1][1]
 
 
+_TOKENS = ["<end>", "<|start|>", "<|en|>", "<|fr|>", "<|transcribe|>", "<|translate|>", "<|quiet|>"]
+
+
+def listener() -> tuple[torch.nn.Module, transformers.WhisperProcessor]:
+    """Whisper's architecture, of two seconds, which says something of any sound."""
+    rules = Tokenizer(models.BPE())
+    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rules.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    rules.train_from_iterator(_TEXTS, trainer)
+    tokenizer = transformers.WhisperTokenizer(tokenizer_object=rules, eos_token="<end>")
+    extractor = transformers.WhisperFeatureExtractor(chunk_length=2)
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=extractor.nb_max_frames // 2,
+        max_target_positions=24,
+        init_std=0.3,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        decoder_start_token_id=1,
+    )
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    own = model.generation_config
+    own.lang_to_id = {"<|en|>": 2, "<|fr|>": 3}
+    own.task_to_id = {"transcribe": 4, "translate": 5}
+    own.no_timestamps_token_id, own.is_multilingual = 6, True
+    own.suppress_tokens, own.begin_suppress_tokens = [*range(1, 60)], [80, 81]
+    return model, transformers.WhisperProcessor(extractor, tokenizer)
+
+
+def test_speech_is_written_down(in_page, site):
+    model, processor = listener()
+    export_pipeline(model, processor, site[0] / "speech")
+    time = np.arange(32000) / 16000
+    sounds = [
+        np.sin(2 * np.pi * pitch * time * (1 + 0.2 * time)).astype(np.float32) * 0.3
+        for pitch in (220, 930)
+    ]
+    sounds[0][24000:] = 0
+
+    def said(sound, begin):
+        features = processor.feature_extractor(sound, sampling_rate=16000, return_tensors="pt")
+        ids = torch.tensor([begin])
+        while ids.shape[1] < 24:
+            logits = model(**features, decoder_input_ids=ids).logits[:, -1]
+            logits[:, 1:60] = -torch.inf
+            if ids.shape[1] == len(begin):
+                logits[:, 80:82] = -torch.inf
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+            if ids[0, -1] == 0:
+                break
+        return processor.tokenizer.decode(ids[0, len(begin) :], skip_special_tokens=True)
+
+    with torch.no_grad():
+        wanted = [said(sound, [1, 2, 4, 6]) for sound in sounds]
+        french = said(sounds[1], [1, 3, 5, 6])
+    assert len({*wanted, french}) == 3
+    # Of three seconds, the first half second of the last sixth of two is the quietest.
+    long = np.concatenate([sounds[0], sounds[1][:16000]])
+    cut = 32000 - 800
+    with torch.no_grad():
+        halves = [said(long[:cut], [1, 2, 4, 6]), said(long[cut:], [1, 2, 4, 6])]
+    found = in_page(
+        CAUGHT
+        + """
+const {recordSound, samples, speechRecognition} = await import("/speech/torch-webgpu-audio.js");
+const listener = await speechRecognition("speech/");
+const sounds = given.sounds.map((sound) => Float32Array.from(sound));
+const counts = [];
+const whole = async (sound, options) => {
+  let text = "";
+  for await (const piece of listener.transcribe(sound, options)) text += piece;
+  return text;
+};
+const context = new OfflineAudioContext(1, 32000, 16000);
+const buffer = context.createBuffer(1, 32000, 16000);
+buffer.copyToChannel(sounds[1], 0);
+const wave = new DataView(new ArrayBuffer(44 + 2 * 96000 * 2)); // 48 kHz, two channels
+const letters = (at, text) => [...text].forEach((letter, k) => wave.setUint8(at + k, letter.charCodeAt(0)));
+letters(0, "RIFF"); wave.setUint32(4, wave.byteLength - 8, true); letters(8, "WAVEfmt "); wave.setUint32(16, 16, true);
+wave.setUint16(20, 1, true); wave.setUint16(22, 2, true); wave.setUint32(24, 48000, true); wave.setUint32(28, 192000, true);
+wave.setUint16(32, 4, true); wave.setUint16(34, 16, true); letters(36, "data"); wave.setUint32(40, wave.byteLength - 44, true);
+for (let k = 0; k < 2 * 96000; k++) wave.setInt16(44 + 2 * k, 1e4 * Math.sin((2 * Math.PI * 220 * (k >> 1)) / 48000), true);
+const file = await samples(new Blob([wave.buffer]), 16000);
+const texts = [await whole(sounds[0]), await whole(buffer), await whole(sounds[1], {language: "fr", task: "translate"})];
+const halves = await whole(Float32Array.from(given.long), {onToken: (count) => counts.push(count)});
+const wrong = [new ArrayBuffer(8), "sound", new Float32Array(0)];
+const errors = [];
+for (const each of wrong) errors.push(await caught(whole(each)));
+errors.push(await caught(whole(sounds[0], {language: "de"})));
+const recording = await recordSound();
+await new Promise((resolve) => setTimeout(resolve, 700));
+const recorded = await samples(await recording.stop(), 16000);
+const {languages} = listener;
+listener.destroy();
+return {texts, halves, counts, errors, languages, file: [file.length, Math.max(...file)], recorded: recorded.length};
+""",
+        {"sounds": [sound.tolist() for sound in sounds], "long": long.tolist()},
+    )
+    assert found["texts"] == [*wanted, french]
+    assert found["halves"] == "".join(halves)
+    assert found["counts"] == [*range(1, len(found["counts"]) + 1)]
+    assert found["languages"] == ["en", "fr"]
+    assert found["file"] == pytest.approx([32000, 1e4 / 32768], rel=0.02)
+    assert found["recorded"] > 16000 * 0.3
+    assert {error["kind"] for error in found["errors"]} == {"InputError"}
+    texts = [error["text"] for error in found["errors"]]
+    parts = ["cannot be decoded", "sound is no sound", "has no samples", "it knows en, fr"]
+    assert all(part in text for part, text in zip(parts, texts, strict=True)), texts
+
+
 def test_other_parts_are_refused(tmp_path):
     model, tokenizer = language_model()
-    with pytest.raises(TypeError, match=r"an image processor or a tokenizer .* not dict"):
+    with pytest.raises(TypeError, match=r"an image processor, a tokenizer, .* not dict"):
         export_pipeline(model, {}, tmp_path / "bundle")
     with pytest.raises(ValueError, match="precision='int9'"):
         export_pipeline(model, tokenizer, tmp_path / "bundle", precision="int9")

@@ -157,6 +157,9 @@ def test_the_package_is_installed_from_its_archive(tmp_path: Path) -> None:
     assert {file["path"] for file in packed["files"]} == {
         "LICENSE",
         "README.md",
+        "dist/torch-webgpu-audio.LICENSES.txt",
+        "dist/torch-webgpu-audio.d.ts",
+        "dist/torch-webgpu-audio.js",
         "dist/torch-webgpu-composed.js",
         "dist/torch-webgpu-image.d.ts",
         "dist/torch-webgpu-image.js",

@@ -43,11 +43,11 @@ from .tensors import read_header
 SHARD_NBYTES = 64 << 20
 """Of a file with weights. Where static sites are hosted, files of 100 MB are too large."""
 
-_MODULES = ("", "-composed", "-report", "-image", "-text")
+_MODULES = ("", "-composed", "-report", "-image", "-audio", "-text")
+_KINDS = ("js", "d.ts", "LICENSES.txt")
 BESIDE = (
     "bundle.d.ts",
-    "torch-webgpu-text.LICENSES.txt",
-    *(f"torch-webgpu{module}.{kind}" for module in _MODULES for kind in ("js", "d.ts")),
+    *(f"torch-webgpu{module}.{kind}" for module in _MODULES for kind in _KINDS),
 )
 """What may lie in a bundle's folder for pages: its types, the runtime, and the runtime's types."""
 

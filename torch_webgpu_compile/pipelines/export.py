@@ -15,6 +15,7 @@ from torch.export import Dim
 from ..errors import UnsupportedOp
 from ..exports.export import RUNTIME, EntryPoint, write_bundle
 from .images import MOST_PIXELS, image_steps
+from .speech import speech_entries
 from .text import MOST_WORDS, lengths, text_entries
 
 DESCRIPTION = "pipeline.json"
@@ -32,10 +33,11 @@ def export_pipeline(
     runtime: bool = True,
     **keywords: Any,
 ) -> Path:
-    """Writes a bundle for ``torch-webgpu-image.js`` or ``torch-webgpu-text.js``.
+    """Writes a bundle for ``torch-webgpu-image.js``, ``-text.js`` or ``-audio.js``.
 
         export_pipeline(model, AutoImageProcessor.from_pretrained(name), "site/model/")
         export_pipeline(model, AutoTokenizer.from_pretrained(name), "site/model/")
+        export_pipeline(model, WhisperProcessor.from_pretrained(name), "site/model/")
 
     With an image processor, the bundle's entry ``forward`` takes a picture of any size up to 4096
     pixels, ``image``: uint8 (height, width, 4), resizes and normalizes it as the processor says,
@@ -45,7 +47,13 @@ def export_pipeline(
     With a tokenizer, ``prefill`` and ``decode`` of a causal language model take ``ids``: int64
     (1, tokens), ``position``: int64 (tokens,), ``temperature`` and ``top_p``: float32, and
     ``top_k``: int64; they give the next ``token``: int64 (1, 1), drawn of at most 64 words, and its
-    ``position``. The tokenizer's files lie beside the bundle.
+    ``position``.
+
+    With a processor of Whisper, ``listen`` takes ``samples``: float32 (samples,) of 30 seconds, and
+    ``ids``: int64 (1, tokens) of what a text begins with (language and task); it gives the first
+    ``token`` of the text and its ``position``, from which ``decode`` gives the next ones.
+
+    What a tokenizer saves is in the bundle, with ``pipeline.json``.
 
     Args:
         model: of transformers, on any device; it is not changed.
@@ -56,7 +64,7 @@ def export_pipeline(
         The folder.
 
     Raises:
-        TypeError: the processor is neither an image processor nor a tokenizer.
+        TypeError: the processor is of another kind.
         UnsupportedOp: the processor does something that kernels do not repeat, the tokenizer has no
             ``tokenizer.json``, or `export` refuses the model.
     """
@@ -66,13 +74,16 @@ def export_pipeline(
         if hasattr(processor, "image_mean"):
             module, (entries, about) = "torch-webgpu-image", _image(model, processor)
             files: dict[str, bytes] = {}
+        elif hasattr(processor, "feature_extractor") and hasattr(processor, "tokenizer"):
+            module, (entries, about) = "torch-webgpu-audio", _speech(model, processor)
+            files = _tokenizer_files(processor.tokenizer)
         elif hasattr(processor, "save_pretrained") and hasattr(processor, "decode"):
             module, (entries, about) = "torch-webgpu-text", _text(model, processor, most_tokens)
             files = _tokenizer_files(processor)
         else:
             raise TypeError(
-                "export_pipeline takes an image processor or a tokenizer of transformers, not "
-                f"{type(processor).__name__}; take that part of a processor, or export the model"
+                "export_pipeline takes an image processor, a tokenizer, or Whisper's processor, "
+                f"not {type(processor).__name__}; take a part of a processor, or export the model"
             )
         files[DESCRIPTION] = json.dumps(about, ensure_ascii=False, indent=1).encode()
         modules = (*RUNTIME, module) if runtime else ()
@@ -106,12 +117,11 @@ def _text(
     model: Any, tokenizer: Any, most_tokens: int
 ) -> tuple[dict[str, EntryPoint], dict[str, Any]]:
     size = lengths(model.config.get_text_config(), most_tokens)
-    ends = model.generation_config.eos_token_id
     own = model.generation_config
     about = {
         "task": "text-generation",
         **size,
-        "end": ends if isinstance(ends, list) else [] if ends is None else [ends],
+        "end": _ends(own),
         "chat_template": tokenizer.chat_template,
         "special": {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
         "sampling": {
@@ -121,6 +131,44 @@ def _text(
         },
     }
     return text_entries(model, **size), about
+
+
+def _speech(model: Any, processor: Any) -> tuple[dict[str, EntryPoint], dict[str, Any]]:
+    extractor, own = processor.feature_extractor, model.generation_config
+    if getattr(model.config, "model_type", None) != "whisper":
+        raise UnsupportedOp(
+            f"export_pipeline with {type(processor).__name__}",
+            f"{type(model).__name__} is not Whisper's",
+            "export the model, with what its processor makes as its inputs",
+        )
+    begin = [model.config.decoder_start_token_id]
+    # By code: the tokens are called as ``<|en|>``.
+    languages = {k.strip("<|>"): v for k, v in (getattr(own, "lang_to_id", None) or {}).items()}
+    tasks = dict(getattr(own, "task_to_id", None) or {}) if languages else {}
+    language = (getattr(own, "language", None) or "en").strip("<|>") if languages else ""
+    if languages:
+        begin += [languages.get(language, next(iter(languages.values()))), tasks["transcribe"]]
+    if (silent := getattr(own, "no_timestamps_token_id", None)) is not None:
+        begin.append(silent)
+    length = model.config.max_target_positions
+    about = {
+        "task": "automatic-speech-recognition",
+        "rate": extractor.sampling_rate,
+        "samples": extractor.n_samples,
+        "length": length,
+        "begin": begin,
+        "end": _ends(own),
+        "language": language,
+        "languages": languages,
+        "tasks": tasks,
+    }
+    return speech_entries(model, extractor, len(begin), length, own), about
+
+
+def _ends(config: Any) -> list[int]:
+    """The tokens that end a text."""
+    ends = config.eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:

@@ -9,12 +9,13 @@
 import { Template } from "@huggingface/jinja";
 import { Tokenizer } from "@huggingface/tokenizers";
 import { bundled, description } from "./bundled.js";
-import { InputError, type LoadOptions, type Model, type Tensor, load } from "./index.js";
+import { InputError, type LoadOptions, type Model, load } from "./index.js";
+import { type PieceOptions, type Step, Turns, pieces, stepOf, tokensFrom } from "./pieces.js";
 
 /** What was said in a chat. */
 export interface Message { role: string; content: string }
 
-export interface GenerateOptions {
+export interface GenerateOptions extends PieceOptions {
   /** Of the softmax that words are drawn from; 0 takes the best word. */
   temperature?: number;
   /** Words are drawn of so many, at most 64. */
@@ -23,12 +24,6 @@ export interface GenerateOptions {
   topP?: number;
   /** The most tokens; by default as many as the model has room for. */
   maxTokens?: number;
-  /** Texts that end it, which are not given. */
-  stop?: readonly string[];
-  /** Ends it. */
-  signal?: AbortSignal;
-  /** Told how many tokens there are, with each. */
-  onToken?: (count: number) => void;
 }
 
 interface Description {
@@ -41,12 +36,9 @@ interface Description {
   sampling: { temperature: number; topK: number; topP: number };
 }
 
-// In quotes: what is internal is called so, too, and gets another name when it is built.
-type Step = { token: Tensor; "position": Tensor };
-
 /** Writes text. `textGeneration` makes it. */
 export class TextGenerator {
-  private last: Promise<unknown> = Promise.resolve();
+  private readonly turns = new Turns();
 
   /** @internal For `textGeneration`. */
   constructor(readonly model: Model, private readonly tokenizer: Tokenizer, private readonly about: Description) {}
@@ -75,36 +67,7 @@ export class TextGenerator {
     if (ids.length > this.about.prompt) {
       throw new InputError(`the prompt has ${ids.length} tokens, and the model takes ${this.about.prompt}; make it shorter`);
     }
-    let done = () => {};
-    const before = this.last;
-    this.last = new Promise<void>((resolve) => (done = resolve));
-    try {
-      await before;
-      yield* this.pieces(ids, options);
-    } finally {
-      done();
-    }
-  }
-
-  private async *pieces(ids: number[], options: GenerateOptions): AsyncGenerator<string, void, void> {
-    const { stop = [], signal, onToken } = options;
-    const written: number[] = [];
-    let given = 0; // characters
-    for await (const id of this.tokens(ids, options)) {
-      signal?.throwIfAborted();
-      written.push(id);
-      onToken?.(written.length);
-      if (written.length % 16 === 0) await new Promise((resolve) => setTimeout(resolve)); // clicks come through
-      const text = this.tokenizer.decode(written, { skip_special_tokens: true });
-      const end = Math.min(...stop.map((each) => text.indexOf(each)).filter((at) => at >= 0));
-      // What may be a part of a character, or of a text that ends it, waits.
-      const whole = end < Infinity ? end : text.length - waiting(text, stop);
-      if (whole > given) yield text.slice(given, whole);
-      given = Math.max(given, whole);
-      if (end < Infinity) return;
-    }
-    const rest = written.length ? this.tokenizer.decode(written, { skip_special_tokens: true }).slice(given) : "";
-    if (rest) yield rest;
+    yield* this.turns.after(() => pieces(this.tokenizer, this.tokens(ids, options), options));
   }
 
   private async *tokens(ids: number[], options: GenerateOptions): AsyncGenerator<number, void, void> {
@@ -112,31 +75,12 @@ export class TextGenerator {
     const { temperature, topK, topP } = { ...sampling, ...defined(options) };
     const how = { temperature, top_k: Math.min(64, topK), top_p: topP };
     const most = Math.min(options.maxTokens ?? Infinity, length - ids.length);
+    if (most < 1) return;
     await this.model.resetState(); // the cache, which also counts what is in it
     const prompted = { ids: [ids], "position": ids.map((_, k) => k), ...how };
-    let step: Step | null = most > 0 ? await this.step(ids.length > 1 ? "prefill" : "decode", prompted) : null;
-    try {
-      for (let left = most; step; left--) {
-        options.signal?.throwIfAborted();
-        // The next token is begun before this one is read: its number never has to come here first.
-        const read = step.token.read({ keep: true }) as Promise<ArrayLike<number | bigint>>;
-        const next: Step | null = left > 1 ? await this.step("decode", { ids: step.token, "position": step["position"], ...how }) : null;
-        step["position"].dispose();
-        const token = step.token;
-        step = next;
-        const id = Number((await read)[0]);
-        token.dispose();
-        if (end.includes(id)) return;
-        yield id;
-      }
-    } finally {
-      step?.token.dispose();
-      step?.["position"].dispose();
-    }
-  }
-
-  private async step(entry: string, inputs: Parameters<Model["run"]>[1]): Promise<Step> {
-    return (await this.model.run(entry, inputs)) as unknown as Step;
+    const first = await stepOf(this.model, ids.length > 1 ? "prefill" : "decode", prompted);
+    const following = (step: Step) => stepOf(this.model, "decode", { ids: step.token, "position": step["position"], ...how });
+    yield* tokensFrom(first, most, end, following, options.signal);
   }
 
   /** Gives back what it has on the GPU. */
@@ -148,17 +92,6 @@ export class TextGenerator {
 function defined(options: GenerateOptions): { temperature?: number; topK?: number; topP?: number } {
   const { temperature, topK, topP } = options;
   return Object.fromEntries(Object.entries({ temperature, topK, topP }).filter(([, value]) => value !== undefined));
-}
-
-/** How many last characters may change with the next token. */
-function waiting(text: string, stop: readonly string[]): number {
-  let most = text.endsWith("\ufffd") ? 1 : 0;
-  for (const each of stop) {
-    for (let count = Math.min(each.length - 1, text.length); count > most; count--) {
-      if (text.endsWith(each.slice(0, count))) most = count;
-    }
-  }
-  return most;
 }
 
 /**

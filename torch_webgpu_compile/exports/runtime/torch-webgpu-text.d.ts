@@ -12,7 +12,7 @@ export interface Message {
     role: string;
     content: string;
 }
-export interface GenerateOptions {
+export interface GenerateOptions extends PieceOptions {
     /** Of the softmax that words are drawn from; 0 takes the best word. */
     temperature?: number;
     /** Words are drawn of so many, at most 64. */
@@ -21,19 +21,13 @@ export interface GenerateOptions {
     topP?: number;
     /** The most tokens; by default as many as the model has room for. */
     maxTokens?: number;
-    /** Texts that end it, which are not given. */
-    stop?: readonly string[];
-    /** Ends it. */
-    signal?: AbortSignal;
-    /** Told how many tokens there are, with each. */
-    onToken?: (count: number) => void;
 }
 /** Writes text. `textGeneration` makes it. */
 export declare class TextGenerator {
     readonly model: Model;
     private readonly tokenizer;
     private readonly about;
-    private last;
+    private readonly turns;
     /**
      * The numbers of the tokens of a text, or of a chat with what begins the answer.
      *
@@ -46,9 +40,7 @@ export declare class TextGenerator {
      * @throws InputError the prompt has no tokens, or more than the model takes; the signal's reason.
      */
     generate(prompt: string | readonly Message[], options?: GenerateOptions): AsyncGenerator<string, void, void>;
-    private pieces;
     private tokens;
-    private step;
     /** Gives back what it has on the GPU. */
     destroy(): void;
 }
@@ -59,4 +51,12 @@ export declare class TextGenerator {
  * @throws TypeError the bundle is of another kind; and what `load` throws.
  */
 export declare function textGeneration(url: string | URL, options?: LoadOptions): Promise<TextGenerator>;
+interface PieceOptions {
+    /** Texts that end it, which are not given. */
+    stop?: readonly string[];
+    /** Ends it. */
+    signal?: AbortSignal;
+    /** Told how many tokens there are, with each. */
+    onToken?: (count: number) => void;
+}
 export {};
