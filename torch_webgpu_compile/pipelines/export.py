@@ -57,7 +57,8 @@ def export_pipeline(
 
     Args:
         model: of transformers, on any device; it is not changed.
-        most_tokens: of a text with its beginning; less where the model has fewer positions.
+        most_tokens: of a text with its beginning, which may have half of them; less where the model
+            has fewer positions.
         runtime, keywords: see `export`: ``precision``, ``weights``, ``target``, ``name``.
 
     Returns:
