@@ -42,7 +42,9 @@ def classifier() -> tuple[torch.nn.Module, transformers.BaseImageProcessor]:
     )
     size = {"shortest_edge": 40}, {"height": 32, "width": 32}
     processor = transformers.CLIPImageProcessorPil(size=size[0], crop_size=size[1])
-    return transformers.ViTForImageClassification(config).train(), processor
+    model = transformers.ViTForImageClassification(config).train()
+    model.classifier.eval()  # as of layers that are frozen
+    return model, processor
 
 
 @pytest.mark.parametrize("shape", [(97, 131), (201, 310), (40, 40), (17, 9)])
@@ -92,6 +94,7 @@ def test_a_picture_is_classified(in_page, site):
     model, processor = classifier()
     folder = export_pipeline(model, processor, site[0] / "pictures")
     assert model.training
+    assert not model.classifier.training
     given = picture(120, 90)
     data = io.BytesIO()
     Image.fromarray(given).save(data, "png")
@@ -125,12 +128,13 @@ const small = await pixels(image, 60);
 const clear = await pixels(new ImageData(2, 2));
 const errors = [];
 for (const wrong of [new ArrayBuffer(8), null, "picture.png", new Image(), new Blob(["no picture"])]) errors.push(await caught(classifier.classify(wrong)));
+const line = (await classifier.classify(new ImageData(1, 9))).length;
 const one = (await classifier.classify(canvas, {top: 1})).length;
 const again = await imageData({shape: [2, 1, 3], dtype: "uint8", read: async () => new Uint8Array([1, 2, 3, 4, 5, 6])});
 const float = await imageData({shape: [1, 3, 1, 2], dtype: "float32", read: async () => new Float32Array([0, 0.2, 0.4, 0.6, 0.8, 1.5])});
 errors.push(await caught(imageData({shape: [4, 4], dtype: "float32"})));
 classifier.destroy();
-return {results, small: small.shape, clear: Array.from(clear.data), errors, one, pictures: [Array.from(again.data), Array.from(float.data)]};
+return {results, small: small.shape, clear: Array.from(clear.data), errors, line, one, pictures: [Array.from(again.data), Array.from(float.data)]};
 """
     )
     for result in found["results"]:
@@ -138,7 +142,7 @@ return {results, small: small.shape, clear: Array.from(clear.data), errors, one,
         assert [each["score"] for each in result] == pytest.approx([s for _, s in wanted], abs=0.01)
     assert found["small"] == [60, 45, 4]
     assert found["clear"] == [255] * 16
-    assert found["one"] == 1
+    assert (found["one"], found["line"]) == (1, 5)
     assert found["pictures"] == [
         [1, 2, 3, 255, 4, 5, 6, 255],
         [0, 102, 204, 255, 51, 153, 255, 255],

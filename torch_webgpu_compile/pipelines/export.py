@@ -69,17 +69,17 @@ def export_pipeline(
         UnsupportedOp: the processor does something that kernels do not repeat, the tokenizer has no
             ``tokenizer.json``, or `export` refuses the model.
     """
-    is_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         if hasattr(processor, "image_mean"):
-            module, (entries, about) = "torch-webgpu-image", _image(model, processor)
+            name, (entries, about) = "torch-webgpu-image", _image(model, processor)
             files: dict[str, bytes] = {}
         elif hasattr(processor, "feature_extractor") and hasattr(processor, "tokenizer"):
-            module, (entries, about) = "torch-webgpu-audio", _speech(model, processor)
+            name, (entries, about) = "torch-webgpu-audio", _speech(model, processor)
             files = _tokenizer_files(processor.tokenizer)
         elif hasattr(processor, "save_pretrained") and hasattr(processor, "decode"):
-            module, (entries, about) = "torch-webgpu-text", _text(model, processor, most_tokens)
+            name, (entries, about) = "torch-webgpu-text", _text(model, processor, most_tokens)
             files = _tokenizer_files(processor)
         else:
             raise TypeError(
@@ -87,10 +87,11 @@ def export_pipeline(
                 f"not {type(processor).__name__}; take a part of a processor, or export the model"
             )
         files[DESCRIPTION] = json.dumps(about, ensure_ascii=False, indent=1).encode()
-        modules = (*RUNTIME, module) if runtime else ()
+        modules = (*RUNTIME, name) if runtime else ()
         return write_bundle(entries, path, files=files, modules=modules, **keywords)
     finally:
-        model.train(is_training)
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def _image(model: Any, processor: Any) -> tuple[dict[str, EntryPoint], dict[str, Any]]:

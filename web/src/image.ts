@@ -28,10 +28,12 @@ interface Description { task: "image-classification"; most_pixels: number; label
  * The pixels of a picture, with what is transparent on white.
  *
  * @param most pixels of a side: a larger picture is made smaller.
+ * @param least pixels of a side: a narrower picture is made wider.
  * @throws InputError what is given has no pixels, or not yet.
  */
-export async function pixels(picture: Picture, most = 4096): Promise<Pixels> {
-  if (globalThis.ImageData && picture instanceof ImageData && Math.max(picture.width, picture.height) <= most && isOpaque(picture)) {
+export async function pixels(picture: Picture, most = 4096, least = 1): Promise<Pixels> {
+  const fits = ({ width, height }: ImageData) => Math.max(width, height) <= most && Math.min(width, height) >= least;
+  if (globalThis.ImageData && picture instanceof ImageData && fits(picture) && isOpaque(picture)) {
     return { data: new Uint8Array(picture.data), shape: [picture.height, picture.width, 4] };
   }
   const source = await drawable(picture);
@@ -39,7 +41,7 @@ export async function pixels(picture: Picture, most = 4096): Promise<Pixels> {
     const [width, height] = sizeOf(source);
     if (!(width && height)) throw new InputError("the picture has no pixels; wait until it is loaded");
     const scale = Math.min(1, most / Math.max(width, height));
-    const [w, h] = [width, height].map((side) => Math.max(1, Math.round(side * scale))) as [number, number];
+    const [w, h] = [width, height].map((side) => Math.max(least, Math.round(side * scale))) as [number, number];
     const context = new OffscreenCanvas(w, h).getContext("2d", { willReadFrequently: true })!;
     context.imageSmoothingQuality = "high";
     context.fillStyle = "#fff";
@@ -119,7 +121,7 @@ export class ImageClassifier {
    * @throws InputError the picture has no pixels.
    */
   async classify(picture: Picture, { top = 5 }: ClassifyOptions = {}): Promise<Label[]> {
-    const { scores } = (await this.model.run("forward", { image: await pixels(picture, this.most) })) as { scores: Tensor };
+    const { scores } = (await this.model.run("forward", { image: await pixels(picture, this.most, 2) })) as { scores: Tensor };
     const found = Array.from((await scores.read()) as Float32Array, (score, k) => ({ label: this.labels[k] ?? String(k), score }));
     return found.sort((a, b) => b.score - a.score).slice(0, top);
   }

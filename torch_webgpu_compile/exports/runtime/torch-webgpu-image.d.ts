@@ -26,9 +26,10 @@ export interface ClassifyOptions {
  * The pixels of a picture, with what is transparent on white.
  *
  * @param most pixels of a side: a larger picture is made smaller.
+ * @param least pixels of a side: a narrower picture is made wider.
  * @throws InputError what is given has no pixels, or not yet.
  */
-export declare function pixels(picture: Picture, most?: number): Promise<Pixels>;
+export declare function pixels(picture: Picture, most?: number, least?: number): Promise<Pixels>;
 /**
  * A result as a picture.
  *
