@@ -27,7 +27,7 @@ from torch import nn
 
 import torch_webgpu_compile
 from tests.web.conftest import ROOT
-from tests.web.test_pipelines import classifier, language_model, picture
+from tests.web.test_pipelines import classifier, language_model, listener, picture
 from tests.web.test_without_gpu import check_types
 
 pytestmark = pytest.mark.rotates(2)
@@ -48,6 +48,8 @@ NAMES = {
     "image classifier": "js",
     "export of a language model": "python",
     "language model": "js",
+    "export of a speech recognizer": "python",
+    "speech recognizer": "js",
     "bundle in Python": "python",
 }
 INPUTS = [[0.5, -1.0], [1.0, 2.0]]  # the page's
@@ -287,3 +289,21 @@ def test_language_model(reader: Path, opened: Open) -> None:
     answer = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
     assert len(answer) > 20
     assert found.endswith(answer)
+
+
+def test_speech_recognizer(reader: Path, opened: Open) -> None:
+    """It hears the browser's own test tone, of which only the recorder knows the samples."""
+    whisper, processor = listener()
+    name = reader / "checkpoint"
+    processor.save_pretrained(name)
+    WhisperProcessor = transformers.WhisperProcessor
+    execute("export of a speech recognizer", of_transformers(**locals()))
+    found = opened(
+        module(
+            "const output = document.getElementById('output'), button = document.createElement('button');",
+            "speech recognizer",
+            "setTimeout(() => button.click(), 500);",
+        ),
+        "document.getElementById('output').textContent || null",
+    )
+    assert found
