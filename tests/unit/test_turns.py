@@ -274,7 +274,7 @@ def test_a_change_has_its_tests_in_full_while_there_is_time(pytester: pytest.Pyt
         (["torch_webgpu_compile/lowering/sorting.py"], ["[sort]"], 60),
         ([f"{TEMPLATES}/attention.wgsl.jinja"], ["tests/unit/test_attention.py"], 60),
         ([f"{TEMPLATES}/attention_step.wgsl.jinja"], ["tests/unit/test_attention.py"], 60),
-        (["web/src/plan.ts"], ["tests/web/test_runtime.py"], 10),
+        (["web/src/plan.ts"], ["tests/web/test_runtime.py"], 14),
         (["tests/web/conftest.py"], ["tests/web/test_runtime.py"], 8),
         (["LICENSE"], [], 0),
     ],
