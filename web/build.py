@@ -12,10 +12,12 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,47 @@ from torch_webgpu_compile.plan.cache import sources_digest
 
 WEB = Path(__file__).parent
 SITE = WEB / "site"
+
+
+# ---- progress
+
+
+class Progress:
+    """How far a number of steps has come, on stderr: step k of n, and the seconds that are left.
+
+    On a terminal one line is rewritten; elsewhere there is a line every ten seconds.
+
+    Args:
+        what: is done.
+        steps: that it has.
+        clock: gives seconds.
+    """
+
+    def __init__(self, what: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._steps, self._clock = what, steps, clock
+        self._done = 0
+        self._is_terminal = sys.stderr.isatty()
+        self._period = 0.2 if self._is_terminal else 10.0
+        self._begun = self._said = clock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal:
+            print(file=sys.stderr)
+
+    def step(self) -> None:
+        """One more step is done."""
+        self._done += 1
+        now = self._clock()
+        if now - self._said < self._period and self._done < self._steps:
+            return
+        self._said = now
+        left = (now - self._begun) / self._done * (self._steps - self._done)
+        text = f"    {self._what}: step {self._done} of {self._steps}, {left:.0f} s left"
+        start, end = ("\r", "\033[K") if self._is_terminal else ("", "\n")
+        print(start + text, end=end, file=sys.stderr, flush=True)
 
 
 # ---- the runtime
@@ -153,40 +196,54 @@ def build_digits(folder: Path) -> None:
 
 @dataclass
 class Checkpoint:
-    """A causal language model of transformers, its tokenizer, and what the page begins with."""
+    """A causal language model of transformers.
+
+    Attributes:
+        tokenizer: its own.
+        begin: what the page begins with.
+        about: what the page says of it.
+    """
 
     model: Any
     tokenizer: Any
     begin: str
+    about: str
 
 
 LONGEST = 384
 """Tokens of a text, with its beginning, as far as the model goes."""
 
 
-def characters(quick: bool) -> Checkpoint:
-    """A small Llama of characters, trained for about a minute on the manual of Python.
+STEPS = 350
+"""Of the training of the small model, of which each takes a tenth of a second on one core."""
+
+
+def prose() -> str:
+    """The paragraphs of the manual of Python that are sentences, of letters of ASCII."""
+    from pydoc_data.topics import topics
+
+    parts = "\n\n".join(topics.values()).split("\n\n")
+    sentences = [" ".join(part.split()) for part in parts if re.match(r"[A-Z].*[.:]$", part, re.S)]
+    return re.sub(r"[^\n !#-)+-~]", "", "\n".join(sentences))  # nor marks of emphasis
+
+
+def trained_here(quick: bool) -> Checkpoint:
+    """A small Llama, trained for less than a minute on the manual of Python.
 
     Args:
         quick: it is smaller and not trained. Its weights are wide: what it writes depends on all
             that comes before.
     """
-    from pydoc_data.topics import topics
-
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    kept = set("\n " + "".join(map(chr, range(33, 127))))
-    text = "".join(letter for letter in "\n".join(topics.values()) if letter in kept)
-    alphabet = "".join(sorted(kept))
-    numbers = {letter: k for k, letter in enumerate(alphabet)}
-    data = torch.tensor([numbers[letter] for letter in text])
-    length = 192
+    text = prose()
+    tokenizer = _tokenizer_of(text)
     config = LlamaConfig(
-        vocab_size=len(alphabet),
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=344,
-        num_hidden_layers=2 if quick else 4,
+        num_hidden_layers=2 if quick else 3,
         num_attention_heads=4,
         max_position_embeddings=512,
         tie_word_embeddings=True,
@@ -195,27 +252,44 @@ def characters(quick: bool) -> Checkpoint:
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    steps = 0 if quick else 400
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps + 1)
-    for _ in range(steps):
-        starts = torch.randint(0, len(data) - length, (16,))
-        ids = torch.stack([data[start : start + length] for start in starts.tolist()])
-        loss = model(input_ids=ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return Checkpoint(model.eval(), _tokenizer_of(alphabet), "The statement is executed")
+    about = "It has learned nothing: it writes pieces of words by chance."
+    if not quick:
+        _train(model, tokenizer(text, return_tensors="pt")["input_ids"][0])
+        about = (
+            "It learned for less than a minute, from the manual of the language Python: "
+            "it writes words, and means nothing."
+        )
+    return Checkpoint(model.eval(), tokenizer, "The statement is executed", about)
 
 
-def _tokenizer_of(alphabet: str) -> Any:
-    """Of which each letter is a token; it leaves out others."""
-    from tokenizers import Tokenizer, decoders, models
+def _train(model: nn.Module, data: Tensor, batch: int = 6, length: int = 192) -> None:
+    """Trains a causal language model on token numbers, int64 (tokens,)."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, STEPS + 1)
+    with Progress("training the language model", STEPS) as progress:
+        for _ in range(STEPS):
+            starts = torch.randint(0, len(data) - length, (batch,))
+            ids = torch.stack([data[start : start + length] for start in starts.tolist()])
+            loss = model(input_ids=ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            progress.step()
+
+
+def _tokenizer_of(text: str) -> Any:
+    """Of which a token is a frequent piece of a word, or an ASCII letter; it leaves out others."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    rules = Tokenizer(models.BPE({letter: k for k, letter in enumerate(alphabet)}, []))
+    rules = Tokenizer(models.BPE())
+    words = Regex(r" ?[A-Za-z]+|\s|.")
+    rules.pre_tokenizer = pre_tokenizers.Split(words, "isolated")
     rules.decoder = decoders.Fuse()
+    letters = ["\n", *map(chr, range(32, 127))]
+    trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=letters, show_progress=False)
+    rules.train_from_iterator([text], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=rules, clean_up_tokenization_spaces=False)
 
 
@@ -224,14 +298,14 @@ def checkpoint(folder: Path) -> Checkpoint:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Checkpoint(model, AutoTokenizer.from_pretrained(folder), "Once upon a time")
+    return Checkpoint(model, AutoTokenizer.from_pretrained(folder), "Once upon a time", "")
 
 
 def build_generate(folder: Path, made: Checkpoint) -> None:
     torch_webgpu_compile.export_pipeline(
         made.model, made.tokenizer, folder / "bundle", most_tokens=LONGEST, runtime=False
     )
-    (folder / "about.json").write_text(json.dumps({"begin": made.begin}))
+    (folder / "about.json").write_text(json.dumps({"begin": made.begin, "about": made.about}))
     for part in (made.model, made.tokenizer):
         part.save_pretrained(folder / "checkpoint")
 
@@ -254,7 +328,7 @@ def build(site: Path, *, model: Path | None = None, quick: bool = False) -> Path
         shutil.copy(module, site / module.name)
 
     def build_text(folder: Path) -> None:
-        build_generate(folder, characters(quick) if model is None else checkpoint(model))
+        build_generate(folder, trained_here(quick) if model is None else checkpoint(model))
 
     parts: dict[str, Callable[[Path], None]] = {
         "similarity": build_similarity,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.web.conftest import QuietHandler
-from web.build import build, build_generate, checkpoint, digits, digits_network
+from tests.web.conftest import ROOT, QuietHandler
+from web.build import Progress, build, build_generate, checkpoint, digits, digits_network
 from web.serve import serving
 
 pytestmark = pytest.mark.rotates(12)
@@ -73,6 +75,22 @@ def visit(request: Any, browser: Any, pages: tuple[Path, str], tmp_path: Path) -
     assert overflow <= 0
 
 
+# What the list says of itself while it is compared again, and after that; transitions are over.
+COMPARING = """async () => {
+  const [list, status] = ["sentences", "status"].map((name) => document.getElementById(name));
+  const opacity = () => {
+    const number = list.querySelector("data");
+    getComputedStyle(number).opacity;
+    for (const each of number.getAnimations()) each.finish();
+    return Number(getComputedStyle(number).opacity);
+  };
+  document.getElementById("query").dispatchEvent(new Event("input"));
+  const during = [list.ariaBusy, status.textContent, opacity()];
+  while (list.ariaBusy === "true") await new Promise(requestAnimationFrame);
+  return [during, [list.ariaBusy, opacity()]];
+}"""
+
+
 def test_similarity(visit):
     from examples.sentence_embeddings import SENTENCES, load_encoder, model_folder, tokenize
 
@@ -102,6 +120,8 @@ def test_similarity(visit):
         == order
     )
     assert order[0] in page.text_content("#status")
+    assert page.evaluate(COMPARING) == [["true", "Comparing …", 0.35], ["false", 1]]
+    until(lambda: order[0] in page.text_content("#status"))
     page.fill("#new", typed)
     page.click("#add button")
     until(lambda: page.locator("#sentences li").first.text_content().startswith(typed))
@@ -134,6 +154,71 @@ def draw_one(page):
     page.mouse.up()
 
 
+def check_answer_in_sight(page):
+    """However far the pad is scrolled, as long as all of it is there to draw on."""
+    height = page.viewport_size["height"]
+    for block in ("start", "center", "end"):
+        page.locator("#pad").evaluate("(pad, block) => pad.scrollIntoView({block})", block)
+        pad, answer = (page.locator(name).bounding_box() for name in ("#pad", "#answer"))
+        for box in (pad, answer):
+            assert box["width"] > 20
+            assert -1 <= box["y"] < box["y"] + box["height"] <= height + 1
+        is_above = answer["y"] + answer["height"] <= pad["y"]
+        assert is_above or answer["x"] >= pad["x"] + pad["width"]
+
+
+LABELS = """() => {
+  const light = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).map((x) => x / 255).map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const ground = light(getComputedStyle(document.querySelector(".card:has(#curve)")).backgroundColor);
+  const around = document.getElementById("curve").getBoundingClientRect();
+  return [Number(document.getElementById("steps").textContent), [...document.querySelectorAll("#curve text")].map((text) => {
+    const color = light(getComputedStyle(text).fill);
+    const {left, right, top, bottom} = text.getBoundingClientRect();
+    return {
+      kind: text.getAttribute("class"),
+      text: text.textContent,
+      contrast: Math.max(color, ground) / Math.min(color, ground),
+      isWithin: around.left <= left + 1 && right <= around.right + 1 && around.top <= top + 1 && bottom <= around.bottom + 1,
+    };
+  })];
+}"""
+
+
+def check_axes(page):
+    """The curve has labels, within the picture, that can be read on its ground (WCAG 2.2, 1.4.3)."""
+    taken, labels = page.evaluate(LABELS)
+    texts = {label["text"] for label in labels}
+    assert {"steps", "loss", "read correctly", "0 %", "100 %"} <= texts
+    steps = [
+        int(each["text"]) for each in labels if each["kind"] == "step" and each["text"] != "steps"
+    ]
+    assert steps[0] == 0
+    assert taken / 2 < steps[-1] <= taken
+    assert [label for label in labels if label["contrast"] < 4.5 or not label["isWithin"]] == []
+
+
+ENGINEERS = (
+    "adam backend backward batch buffer bundle cache checkpoint compile gradient inference kernel "
+    "logit optimizer parameter pipeline pytorch runtime shader tensor token vector webgpu weights wgsl"
+)
+
+
+@pytest.mark.parametrize("name", ["", "similarity/", "digits/", "generate/"])
+def test_words_are_those_of_visitors(visit, name):
+    """What a page shows before somebody asks how it works, or looks at its foot."""
+    page = visit(name)
+    parts = page.locator("h1, h2, p, label, button, dt, [role=status]")
+    said = " ".join(parts.all_inner_texts()).lower()
+    assert len(said) > 100
+    assert [word for word in ENGINEERS.split() if word in said] == []
+    if name:
+        page.click("summary")
+        assert "PyTorch" in page.inner_text("details")
+
+
 def test_digits(visit, tmp_path):
     from safetensors.torch import load_file
 
@@ -145,9 +230,11 @@ def test_digits(visit, tmp_path):
     assert float(page.text_content("#loss")) < 0.5
     accuracy = page.locator("#accuracy")
     until(lambda: float(accuracy.get_attribute("data-value") or 0) > 0.9)
+    check_axes(page)
     page.locator("#pad").scroll_into_view_if_needed()
     draw_one(page)
     until(lambda: page.text_content("#answer") == "1")
+    check_answer_in_sight(page)
     with page.expect_download() as download:
         page.click("#save")
     saved = tmp_path / "digits.safetensors"
@@ -168,21 +255,51 @@ def test_digits(visit, tmp_path):
     with page.expect_file_chooser() as chooser:
         page.locator("#load").press("Enter")
     chooser.value.set_files(saved)
-    until(lambda: "Took the weights" in page.text_content("#status"))
+    until(lambda: "what was saved in digits" in page.text_content("#status"))
     assert accuracy.get_attribute("data-value") == shown
     assert page.text_content("#answer") == "1"
 
 
 def write(page, prompt, least):
-    """What the page writes after a prompt, without chance, when it was stopped after some tokens."""
+    """What the page writes after a prompt, without chance, when it was stopped after some letters."""
     page.fill("#prompt", prompt)
     page.locator("#temperature").fill("0")
     page.click("#go")
-    until(lambda: len(page.text_content("#text")) >= len(prompt) + least)
+    until(lambda: len(page.text_content("#text")) >= least)
     page.click("#stop")
     page.wait_for_selector("#go:enabled")
     assert "a second" in page.text_content("#status")
     return page.text_content("#text")
+
+
+def test_options_of_the_script(tmp_path):
+    """scripts/web hands them to web.build."""
+    script = tmp_path / "scripts" / "web"
+    for path in (script, tmp_path / "scripts" / "setup", tmp_path / ".venv" / "bin" / "python"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\necho "$@"\n')
+        path.chmod(0o755)
+    shutil.copy(ROOT / "scripts" / "web", script)
+    command = [script, "--build-only", "--checkpoint", tmp_path, "--quick"]
+    said = subprocess.check_output(command, text=True).splitlines()
+    assert said == ["demo web", f"-m web.build --checkpoint {tmp_path} --quick"]
+    assert "--quick" in subprocess.check_output([script, "--help"], text=True)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_of_the_training(is_terminal, capsys, monkeypatch):
+    """A line that is rewritten on a terminal, elsewhere one every ten seconds and the last."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    now = iter(range(100))
+    with Progress("training", 25, clock=lambda: next(now)) as progress:
+        for _ in range(25):
+            progress.step()
+    said = capsys.readouterr().err
+    lines = [f"    training: step {k} of 25, {25 - k} s left" for k in range(1, 26)]
+    if is_terminal:
+        assert said == "".join(f"\r{line}\033[K" for line in lines) + "\n"
+    else:
+        assert said.splitlines() == [lines[9], lines[19], lines[24]]
 
 
 def greedy(model, ids, count):
@@ -204,8 +321,9 @@ def test_generate(visit, pages):
     page = visit("generate/")
     for prompt in ("A list is", "The", "x"):  # each begins with an empty cache
         numbers = greedy(model, tokenizer.encode(prompt), 20)
-        assert len(numbers) == len(prompt) + 20
-        assert write(page, prompt, 20).startswith(tokenizer.decode(numbers))
+        wanted = tokenizer.decode(numbers)
+        assert len(wanted) >= len(prompt) + 20
+        assert write(page, prompt, len(wanted)).startswith(wanted)
 
 
 def test_checkpoint(browser, pages, tmp_path):

@@ -75,7 +75,7 @@ export async function start(open = load) {
       bar.value = 0.9 * (loadedBytes / totalBytes) + 0.1 * (pipelines / Math.max(1, totalPipelines));
       say(loadedBytes < totalBytes
         ? `Loading ${mega(loadedBytes)} of ${mega(totalBytes)} MB`
-        : `Compiling kernels: ${pipelines} of ${totalPipelines}`);
+        : `Preparing the GPU: ${pipelines} of ${totalPipelines}`);
     },
   });
   const model = opened.model ?? opened;

@@ -46,8 +46,7 @@ function batch() {
 function showTraining() {
   $("#steps").textContent = String(losses.length);
   $("#loss").textContent = losses.length ? losses.at(-1).toFixed(3) : "–";
-  const colors = [".of.loss", ".of.share"].map((name) => getComputedStyle($(name), "::before").backgroundColor);
-  drawCurves($("#curve"), losses, shares, colors);
+  drawCurves($("#curve"), losses, shares);
 }
 
 async function measure() {
@@ -127,7 +126,7 @@ async function loadFile() {
   await pause();
   model.loadState(bytes);
   await measure();
-  say(`Took the weights in ${file.name}`);
+  say(`It knows what was saved in ${file.name}.`);
 }
 
 // ---- reading
@@ -180,7 +179,6 @@ $("#load").onclick = () => $("#file").click();
 $("#file").onchange = loadFile;
 addEventListener("resize", showTraining);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  showTraining();
   pad.show();
   showPicture($("#seen"), current);
 });

@@ -1,7 +1,8 @@
 import { $, fetchedJson, ready, say, start } from "../demo.js";
 import { textGeneration } from "../torch-webgpu-text.js";
 
-const { begin } = await fetchedJson("about.json");
+const { about, begin } = await fetchedJson("about.json");
+$("#about").textContent = about;
 const writer = await start(textGeneration);
 let stopping = null;
 
@@ -13,7 +14,7 @@ async function write(prompt, signal) {
   const onToken = (count) => {
     begun ||= performance.now(); // the prompt is not counted
     const perSecond = (1000 * (count - 1)) / (performance.now() - begun);
-    say(`${count} tokens${count > 1 ? `, ${perSecond.toFixed(0)} a second` : ""}`);
+    say(`${count} pieces${count > 1 ? `, ${perSecond.toFixed(0)} a second` : ""}`);
   };
   const how = { temperature: Number($("#temperature").value), topK: Number($("#top").value), signal, onToken };
   for await (const piece of writer.generate(prompt, how)) rest.textContent += piece;

@@ -61,18 +61,25 @@ async function compareNow() {
 let isComparing = false;
 let isWanted = false;
 
+/** Until the comparison ends, the numbers in the list are of an older sentence: they are dimmed. */
+function setComparing(wanted) {
+  isComparing = wanted;
+  $("#sentences").setAttribute("aria-busy", String(wanted));
+  if (wanted) say("Comparing …");
+}
+
 /** Compares what was typed last. One comparison runs at a time: what is typed meanwhile waits, and only the last of it is compared. */
 async function compare() {
   isWanted = true;
   if (isComparing) return;
-  isComparing = true;
+  setComparing(true);
   try {
     while (isWanted) {
       isWanted = false;
       await compareNow();
     }
   } finally {
-    isComparing = false;
+    setComparing(false);
   }
 }
 
