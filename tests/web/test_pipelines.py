@@ -170,18 +170,24 @@ _TEMPLATE = (
 )
 
 
-def language_model() -> tuple[torch.nn.Module, transformers.PreTrainedTokenizerFast]:
-    """A tokenizer of bytes, so that tokens are parts of characters, and a model with its words."""
+def of_bytes(special: list[str]) -> Tokenizer:
+    """Words of `_TEXTS` and all bytes, so that tokens are parts of characters."""
     rules = Tokenizer(models.BPE())
     rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rules.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<end>"],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     rules.train_from_iterator(_TEXTS, trainer)
+    return rules
+
+
+def language_model() -> tuple[torch.nn.Module, transformers.PreTrainedTokenizerFast]:
+    """A tokenizer of bytes, so that tokens are parts of characters, and a model with its words."""
+    rules = of_bytes(["<end>"])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=rules, eos_token="<end>")
     tokenizer.chat_template = _TEMPLATE
     torch.manual_seed(0)
@@ -281,14 +287,7 @@ _TOKENS = ["<end>", "<|start|>", "<|en|>", "<|fr|>", "<|transcribe|>", "<|transl
 
 def listener() -> tuple[torch.nn.Module, transformers.WhisperProcessor]:
     """Whisper's architecture, of two seconds, which says something of any sound."""
-    rules = Tokenizer(models.BPE())
-    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rules.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=_TOKENS, initial_alphabet=alphabet, show_progress=False
-    )
-    rules.train_from_iterator(_TEXTS, trainer)
+    rules = of_bytes(_TOKENS)
     tokenizer = transformers.WhisperTokenizer(tokenizer_object=rules, eos_token="<end>")
     extractor = transformers.WhisperFeatureExtractor(chunk_length=2)
     torch.manual_seed(0)

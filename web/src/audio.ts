@@ -8,8 +8,8 @@
  */
 
 import { Tokenizer } from "@huggingface/tokenizers";
-import { bundled, description } from "./bundled.js";
-import { InputError, type LoadOptions, type Model, load } from "./index.js";
+import { kindOf, opened, tokenizerOf } from "./bundled.js";
+import { InputError, type LoadOptions, type Model } from "./index.js";
 import { type PieceOptions, type Step, Turns, pieces, stepOf, tokensFrom } from "./pieces.js";
 
 /** Sound: decoded, a file, or samples of one channel at the rate that is asked for. */
@@ -54,8 +54,7 @@ export async function samples(sound: Sound, rate: number): Promise<Float32Array>
 async function decode(sound: Blob | ArrayBuffer, rate: number): Promise<AudioBuffer> {
   const isFile = sound instanceof Blob;
   if (!isFile && !(sound instanceof ArrayBuffer)) {
-    const given = sound === null || typeof sound !== "object" ? String(sound) : (sound as object).constructor?.name;
-    throw new InputError(`${given} is no sound; give an AudioBuffer, a file, or samples as a Float32Array`);
+    throw new InputError(`${kindOf(sound)} is no sound; give an AudioBuffer, a file, or samples as a Float32Array`);
   }
   const data = isFile ? await sound.arrayBuffer() : sound.slice(0); // which is taken
   return new OfflineAudioContext(1, 1, rate).decodeAudioData(data).catch((error: Error) => {
@@ -174,14 +173,7 @@ function quietest(part: Float32Array, rate: number): number {
  * @param url of the bundle's folder, relative to the page.
  * @throws TypeError the bundle is of another kind; and what `load` throws.
  */
-export async function speechRecognition(url: string | URL, options?: LoadOptions): Promise<SpeechRecognizer> {
-  const model = await load(url, options);
-  try {
-    const about = await description<Description>(model, "automatic-speech-recognition");
-    const [rules, config] = await Promise.all(["tokenizer.json", "tokenizer_config.json"].map((name) => bundled<object>(model, name)));
-    return new SpeechRecognizer(model, new Tokenizer(rules!, config!), about);
-  } catch (error) {
-    model.destroy();
-    throw error;
-  }
+export function speechRecognition(url: string | URL, options?: LoadOptions): Promise<SpeechRecognizer> {
+  return opened<Description, SpeechRecognizer>(url, options, "automatic-speech-recognition", async (model, about) =>
+    new SpeechRecognizer(model, await tokenizerOf(model, Tokenizer), about));
 }

@@ -6,8 +6,8 @@
  *     const [{ label, score }] = await classifier.classify(document.querySelector("img"));
  */
 
-import { description } from "./bundled.js";
-import { InputError, type LoadOptions, type Model, type Tensor, load } from "./index.js";
+import { kindOf, opened } from "./bundled.js";
+import { InputError, type LoadOptions, type Model, type Tensor } from "./index.js";
 
 /** What has pixels. A video gives its frame of now. */
 export type Picture = ImageData | Blob | ImageBitmap | HTMLImageElement | HTMLCanvasElement | OffscreenCanvas | HTMLVideoElement | VideoFrame;
@@ -70,8 +70,7 @@ async function drawable(picture: Picture): Promise<Exclude<Picture, ImageData | 
     });
   }
   if (!kinds.some(isA)) {
-    const given = picture === null || typeof picture !== "object" ? String(picture) : (picture as object).constructor?.name;
-    throw new InputError(`${given} has no pixels; give ImageData, a Blob, or one of ${kinds.join(", ")}`);
+    throw new InputError(`${kindOf(picture)} has no pixels; give ImageData, a Blob, or one of ${kinds.join(", ")}`);
   }
   return picture as Exclude<Picture, ImageData | Blob>;
 }
@@ -138,13 +137,7 @@ export class ImageClassifier {
  * @param url of the bundle's folder, relative to the page.
  * @throws TypeError the bundle is of another kind; and what `load` throws.
  */
-export async function imageClassification(url: string | URL, options?: LoadOptions): Promise<ImageClassifier> {
-  const model = await load(url, options);
-  try {
-    const { labels, most_pixels: most } = await description<Description>(model, "image-classification");
-    return new ImageClassifier(model, labels, most);
-  } catch (error) {
-    model.destroy();
-    throw error;
-  }
+export function imageClassification(url: string | URL, options?: LoadOptions): Promise<ImageClassifier> {
+  return opened<Description, ImageClassifier>(url, options, "image-classification", (model, { labels, most_pixels: most }) =>
+    new ImageClassifier(model, labels, most));
 }

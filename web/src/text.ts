@@ -8,8 +8,8 @@
 
 import { Template } from "@huggingface/jinja";
 import { Tokenizer } from "@huggingface/tokenizers";
-import { bundled, description } from "./bundled.js";
-import { InputError, type LoadOptions, type Model, load } from "./index.js";
+import { opened, tokenizerOf } from "./bundled.js";
+import { InputError, type LoadOptions, type Model } from "./index.js";
 import { type PieceOptions, type Step, Turns, pieces, stepOf, tokensFrom } from "./pieces.js";
 
 /** What was said in a chat. */
@@ -100,14 +100,7 @@ function defined(options: GenerateOptions): { temperature?: number; topK?: numbe
  * @param url of the bundle's folder, relative to the page.
  * @throws TypeError the bundle is of another kind; and what `load` throws.
  */
-export async function textGeneration(url: string | URL, options?: LoadOptions): Promise<TextGenerator> {
-  const model = await load(url, options);
-  try {
-    const about = await description<Description>(model, "text-generation");
-    const [rules, config] = await Promise.all(["tokenizer.json", "tokenizer_config.json"].map((name) => bundled<object>(model, name)));
-    return new TextGenerator(model, new Tokenizer(rules!, config!), about);
-  } catch (error) {
-    model.destroy();
-    throw error;
-  }
+export function textGeneration(url: string | URL, options?: LoadOptions): Promise<TextGenerator> {
+  return opened<Description, TextGenerator>(url, options, "text-generation", async (model, about) =>
+    new TextGenerator(model, await tokenizerOf(model, Tokenizer), about));
 }

@@ -64,7 +64,7 @@ def assist(original: Any, self: Any, *arguments: Any, **keywords: Any) -> Any:
 
 def _proposed(wanted: Wanted, draft: Any, keywords: dict[str, Any]) -> int:
     """The tokens of a turn that are proposed, 0 if it is not known how."""
-    config, layers = wanted.config, wanted.keywords["cache"].layers
+    config = wanted.config
     if (
         wanted.processors
         or config.do_sample
@@ -77,7 +77,7 @@ def _proposed(wanted: Wanted, draft: Any, keywords: dict[str, Any]) -> int:
     if not count and draft is not None and _can_draft(draft, wanted):
         asked = draft.generation_config.num_assistant_tokens
         count = min(asked or _MOST_DRAFTED, _MOST_DRAFTED)
-    return count if count < min(layer.max_cache_len for layer in layers) else 0
+    return count if count < _room(wanted.keywords["cache"]) else 0
 
 
 def _can_draft(draft: Any, wanted: Wanted) -> bool:
@@ -95,8 +95,12 @@ def _cache_like(draft: Any, wanted: Wanted) -> Any:
     """A cache of a draft for as many tokens."""
     from transformers import StaticCache
 
-    room = min(layer.max_cache_len for layer in wanted.keywords["cache"].layers)
-    return StaticCache(config=draft.config, max_cache_len=room)
+    return StaticCache(config=draft.config, max_cache_len=_room(wanted.keywords["cache"]))
+
+
+def _room(cache: Any) -> int:
+    """The tokens that a static cache has positions for."""
+    return min(int(layer.max_cache_len) for layer in cache.layers)
 
 
 # ---- what is compiled
@@ -151,7 +155,7 @@ def _draft(model: Any, others: dict[str, Any], state: _State, cursor: Tensor) ->
     What is behind the end of its cache is not read by anybody.
     """
     tokens, cache = state.tokens, others["cache"]
-    position = cursor.clamp(max=cache.layers[0].max_cache_len - 1)
+    position = cursor.clamp(max=_room(cache) - 1)
     _set_lengths(cache, position)
     ids, positions = tokens[position][None], position[None]
     outputs = model(input_ids=ids, position_ids=positions, **others, return_dict=True)
@@ -173,7 +177,7 @@ def _window(others: dict[str, Any], state: _State) -> Tensor:
     of the cache, where known ones are computed again.
     """
     width = state.made.shape[1]
-    room = min(layer.max_cache_len for layer in others["cache"].layers)
+    room = _room(others["cache"])
     numbers = torch.arange(width, device=state.tokens.device)
     return (state.length - 1).clamp(max=room - width) + numbers
 
@@ -282,8 +286,7 @@ def _state(wanted: Wanted, width: int, first: Tensor) -> _State:
     length = ids.shape[1]
     most = length + wanted.count
     # The last window ends where the cache does, and the model chooses what follows.
-    cached = max(layer.max_cache_len for layer in wanted.keywords["cache"].layers)
-    tokens = torch.zeros(max(most, cached + 1), **here)
+    tokens = torch.zeros(max(most, _room(wanted.keywords["cache"]) + 1), **here)
     tokens[: length + 1] = torch.cat([ids[0], first])
     torch._dynamo.maybe_mark_dynamic(tokens, 0)
     ends = torch.tensor(wanted.ends, **here) if wanted.ends else None
